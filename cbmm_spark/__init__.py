@@ -1,0 +1,3 @@
+"""Re-score a whole leaderboard history with the cBMM on Spark and Delta Lake."""
+
+__version__ = "0.1.0"

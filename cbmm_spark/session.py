@@ -1,0 +1,164 @@
+"""Building the Spark session with Delta, whether Spark is started from here or the program was submitted to it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cbmm_spark import jars, preflight
+from cbmm_spark.config import Config
+from cbmm_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def build_session(config: Config, app_name: str) -> SparkSession:
+    """A Spark session that reads and writes Delta, with UTC as its time zone.
+
+    Under spark-submit (or in a notebook) the session that is there is taken as it is and checked; otherwise Spark is
+    started here, as `[spark]` says.
+
+    Parameters
+    ----------
+    config
+        Only `spark` is read.
+    app_name
+        What Spark shows as the application's name.
+
+    Returns
+    -------
+    SparkSession
+        End it with `stop_session`.
+
+    Raises
+    ------
+    ConfigError
+        The machine or the session lacks something; the message says what.
+    """
+    return _submitted(app_name) if is_submitted() else _started_here(config, app_name)
+
+
+def is_submitted() -> bool:
+    """Whether a session, or a JVM made by spark-submit, is there already."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return True
+    if "pyspark.sql" not in sys.modules:
+        return False
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stop a session that this program owns, without a word."""
+    spark.stop()
+
+
+def _submitted(app_name: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    preflight.check_session(spark)
+    if not spark.sparkContext.master.startswith("local["):
+        preflight.check_workers(spark)
+    return spark
+
+
+def _started_here(config: Config, app_name: str) -> SparkSession:
+    preflight.check_java()
+    preflight.check_local_python()
+    settings = local_settings(config)
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app_name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except PySparkException as error:
+        raise ConfigError(
+            f"Spark did not start: {str(error).splitlines()[0]}; see [spark] in the configuration"
+        ) from error
+    preflight.check_session(spark)
+    if not config.spark.master.startswith("local["):
+        preflight.check_workers(spark)
+    return spark
+
+
+def local_settings(config: Config) -> dict[str, str]:
+    """Spark's settings for a session started from here; those of `[spark.conf]` come last and win.
+
+    Parameters
+    ----------
+    config
+        Only `spark` is read.
+
+    Returns
+    -------
+    dict
+        Setting to value.
+
+    Raises
+    ------
+    ConfigError
+        The Delta JARs are missing and cannot be fetched.
+    """
+    spark = config.spark
+    settings = {
+        "spark.master": spark.master,
+        "spark.driver.memory": spark.driver_memory,
+        "spark.sql.extensions": preflight.DELTA_EXTENSION,
+        "spark.sql.catalog.spark_catalog": preflight.DELTA_CATALOG,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={conf_file('log4j2.properties').as_uri()}",
+    }
+    cores = local_cores(spark.master)
+    if cores is not None:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
+            # Delta rebuilds a table's state in this many tasks; its 50 are meant for a cluster.
+            "spark.databricks.delta.snapshotPartitions": str(cores),
+        }
+    settings |= spark.conf
+    if not {"spark.jars", "spark.jars.packages"} & spark.conf.keys():
+        settings["spark.jars"] = ",".join(jar.as_uri() for jar in jars.resolve())
+    return settings
+
+
+def local_cores(master: str) -> int | None:
+    """Cores of a `local[…]` or `local-cluster[…]` master, None for any other."""
+    if master == "local":
+        return 1
+    matched = re.fullmatch(r"local\[(\d+|\*)(?:,\s*\d+)?\]", master)
+    if matched:
+        return (os.cpu_count() or 1) if matched.group(1) == "*" else int(matched.group(1))
+    matched = re.fullmatch(r"local-cluster\[(\d+),\s*(\d+),\s*\d+\]", master)
+    return int(matched.group(1)) * int(matched.group(2)) if matched else None
+
+
+def conf_file(name: str) -> Path:
+    """Path of a file of `conf/`, in an installed package or in a checkout.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    """
+    installed = Path(str(resources.files("cbmm_spark"))) / "conf" / name
+    checkout = Path(__file__).parent.parent / "conf" / name
+    for path in (installed, checkout):
+        if path.is_file():
+            return path.absolute()
+    raise FileNotFoundError(name)

@@ -1,0 +1,115 @@
+"""Fixtures shared by all tests: one Spark session, fresh warehouses, real data where it is at hand."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cbmm_spark.tables import Warehouse
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED_DATA = ROOT.parent / "shared" / "data"
+
+TEST_SPARK = {
+    "spark.sql.shuffle.partitions": "3",
+    "spark.default.parallelism": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.driver.maxResultSize": "512m",
+}
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one session of this process: two local cores, Delta, UTC, few partitions."""
+    from cbmm_spark.config import Config, SparkConfig
+    from cbmm_spark.session import build_session, stop_session
+
+    config = Config(spark=SparkConfig(master="local[2]", driver_memory="2g", conf=TEST_SPARK))
+    session = build_session(config, "cbmm-spark tests")
+    yield session
+    stop_session(session)
+
+
+@pytest.fixture
+def warehouse(spark: SparkSession, tmp_path: Path) -> Warehouse:
+    """A warehouse of its own for each test, empty."""
+    from cbmm_spark.tables import Warehouse
+
+    return Warehouse(spark, str(tmp_path / "warehouse"))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Callable[[str], Path]:
+    """`shared_data(name)`: the path of a real data set, or a skip with the reason where it is absent."""
+
+    def find(name: str) -> Path:
+        path = SHARED_DATA / name
+        if not path.exists():
+            pytest.skip(f"real data {name} is not at hand (looked in ../shared/data)")
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def run_cluster() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run_cluster(code, *arguments)`: run Python in a process of its own on `local-cluster[2,1,1024]`.
+
+    Only one SparkContext lives in a process, and the shared `spark` fixture has it. The code finds `spark`, a session
+    on two workers in JVMs of their own, and its arguments in `sys.argv[1:]`.
+    """
+
+    def run(code: str, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        program = _CLUSTER_PREAMBLE + code
+        return subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env=cluster_environment(),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            cwd=ROOT,
+        )
+
+    return run
+
+
+_CLUSTER_PREAMBLE = """
+import sys
+from cbmm_spark.config import Config, SparkConfig
+from cbmm_spark.session import build_session
+spark = build_session(
+    Config(spark=SparkConfig(
+        master="local-cluster[2,1,1024]",
+        driver_memory="1g",
+        conf={"spark.executor.memory": "1g", "spark.sql.shuffle.partitions": "3"},
+    )),
+    "cbmm-spark cluster tests",
+)
+"""
+
+
+def cluster_environment() -> dict[str, str]:
+    """Environment for workers in processes of their own: they look for Spark and for this checkout."""
+    import pyspark
+
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "SPARK_HOME": str(Path(pyspark.__file__).parent), "PYTHONPATH": path}
+
+
+def pytest_unconfigure() -> None:
+    """Give delta-rs's threads the moment they need: an interpreter that ends at once after using it may abort."""
+    if "deltalake" in sys.modules:
+        gc.collect()
+        time.sleep(1)
