@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -411,6 +412,9 @@ def _check_together(config: Config, where: str) -> None:
             f"simulate.items ({config.simulate.items}) is below simulate.benchmarks "
             f"({config.simulate.benchmarks}): each benchmark needs an item, see {where}"
         )
+    if not re.fullmatch(r"\d+[kmgt]b?", config.spark.driver_memory.lower()):
+        given = config.spark.driver_memory
+        raise ConfigError(f'spark.driver_memory must be a size such as "4g" or "512m", not "{given}"; see {where}')
     reserved = {"overall"} & set(config.scales.groups)
     if reserved:
         raise ConfigError(f"scales.groups.overall in {where}: this name belongs to the scale of all benchmarks")

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -214,7 +214,7 @@ def _missing_package(name: str) -> str:
     return f"the workers cannot import {name}: install cbmm-spark's dependencies on every machine"
 
 
-def _report_worker(batches: Iterable[Any]) -> Iterable[Any]:
+def _report_worker(batches: Iterator[Any]) -> Iterator[Any]:
     """Runs on a worker, where `cbmm_spark` may be missing: nothing but the standard library outside of the loop."""
     import importlib
     import sys as worker_sys

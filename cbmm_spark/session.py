@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cbmm_spark import jars, preflight
 from cbmm_spark.config import Config
-from cbmm_spark.errors import ConfigError
+from cbmm_spark.gateway import start_context
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,7 +64,7 @@ def _submitted(app_name: str) -> SparkSession:
 
     spark = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC").getOrCreate()
     preflight.check_session(spark)
-    if not spark.sparkContext.master.startswith("local["):
+    if not (spark.sparkContext.master or "").startswith("local["):
         preflight.check_workers(spark)
     return spark
 
@@ -73,18 +73,10 @@ def _started_here(config: Config, app_name: str) -> SparkSession:
     preflight.check_java()
     preflight.check_local_python()
     settings = local_settings(config)
-    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(app_name)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    try:
-        spark = builder.getOrCreate()
-    except PySparkException as error:
-        raise ConfigError(
-            f"Spark did not start: {str(error).splitlines()[0]}; see [spark] in the configuration"
-        ) from error
+    start_context({"spark.app.name": app_name, **settings})
+    spark = SparkSession.builder.getOrCreate()
     preflight.check_session(spark)
     if not config.spark.master.startswith("local["):
         preflight.check_workers(spark)

@@ -1,0 +1,93 @@
+"""Starting Spark's JVM so that what it prints goes to stderr, and is what a person needs to read.
+
+Standard output belongs to the jobs' own lines, which programs read.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING
+
+from cbmm_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf, SparkContext
+
+JVM_CHATTER = ("WARNING: ", "Picked up JAVA_TOOL_OPTIONS", "Picked up JDK_JAVA_OPTIONS", "NOTE: Picked up")
+"""Starts of lines the Java launcher itself prints and no logging configuration reaches: Spark asks for an incubator
+module, and Java announces that at each start. Spark's own lines begin with a date (conf/log4j2.properties)."""
+
+
+def start_context(settings: Mapping[str, str]) -> SparkContext:
+    """Start a JVM and a Spark context in it, its output relayed to stderr without the Java launcher's chatter.
+
+    Parameters
+    ----------
+    settings
+        Spark's settings, complete with master and application name.
+
+    Returns
+    -------
+    SparkContext
+        The process's only one.
+
+    Raises
+    ------
+    ConfigError
+        The JVM ended, or Spark refused a setting.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:  # a JVM outlives its contexts; this one has its relay
+        return SparkContext(conf=_conf(SparkConf(loadDefaults=False), settings))
+    reading, writing = os.pipe()
+    relay = _Relay(os.fdopen(reading, "rb"))
+    try:
+        gateway = launch_gateway(_conf(SparkConf(loadDefaults=False), settings), {"stdout": writing, "stderr": writing})
+    except PySparkException:
+        os.close(writing)
+        raise ConfigError(f"Spark's Java process ended at its start: {relay.last_words()}") from None
+    os.close(writing)
+    try:
+        return SparkContext(gateway=gateway, conf=_conf(SparkConf(loadDefaults=False), settings))
+    except Py4JError as error:
+        reason = str(getattr(error, "java_exception", error)).splitlines()[0]
+        raise ConfigError(f"Spark did not start: {reason}; see [spark] in the configuration") from None
+
+
+def _conf(conf: SparkConf, settings: Mapping[str, str]) -> SparkConf:
+    return conf.setAll(list(settings.items()))
+
+
+class _Relay:
+    """A thread that copies what the JVM prints, line by line, to whatever file descriptor 2 is at that moment."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source = source
+        self._last: collections.deque[str] = collections.deque(maxlen=20)
+        self._thread = threading.Thread(target=self._copy, name="cbmm-spark-jvm-output", daemon=True)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        for line in self._source:
+            text = line.decode(errors="replace")
+            if text.startswith(JVM_CHATTER):
+                continue
+            self._last.append(text.strip())
+            try:
+                os.write(2, line)
+            except OSError:  # stderr is closed: go on reading, a full pipe would block the JVM
+                continue
+
+    def last_words(self) -> str:
+        """The first line that names an error, else the last one."""
+        self._thread.join(timeout=5)
+        lines = [line for line in self._last if line]
+        named = [line for line in lines if "rror" in line or "xception" in line]
+        return (named or lines[-1:] or ["it said nothing"])[0]
