@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 _BLOCK_CELLS = 1 << 15  # two float64 scratch blocks of this size stay in the cache
 
 
@@ -118,7 +118,7 @@ class PenalisedObjective:
 
 
 def accuracy_start(attempts: np.ndarray, successes: np.ndarray, sigma: float) -> np.ndarray:
-    """Start vector (θ, a, b): standardised logit of smoothed accuracy, a = σ, b = σ · logit of smoothed item accuracy."""
+    """Start vector (θ, a, b): standardised logit of smoothed accuracy, a = σ, b = σ · smoothed item logit."""
 
     def logit(axis: int) -> np.ndarray:
         k = successes.sum(axis=axis)
@@ -194,7 +194,7 @@ def _round(
 def standardise(
     theta: np.ndarray, a: np.ndarray, b: np.ndarray, reference: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the same X = θaᵀ + 1bᵀ in the gauge where the ``reference`` models (mask, default all) have mean 0, sd 1."""
+    """Return the same X = θaᵀ + 1bᵀ in the gauge where the ``reference`` models (default all) have mean 0, sd 1."""
     chosen = theta if reference is None else theta[reference]
     mean, spread = chosen.mean(), chosen.std()
     if not spread > 0:
