@@ -1,0 +1,279 @@
+"""Creating, reading and writing the tables of one warehouse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql.types import StructType
+
+from cbmm_spark.errors import InputError
+from cbmm_spark.tables.address import Address
+from cbmm_spark.tables.catalogue import SPECS
+from cbmm_spark.tables.retry import CONFLICTS, with_commit_retry
+from cbmm_spark.tables.spec import TableSpec
+
+_NOTHING_THERE = {"PATH_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"}
+_NOT_DELTA = {"DELTA_TABLE_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_ONLY_OPERATION"}
+
+
+class Warehouse:
+    """The tables under one root.
+
+    Parameters
+    ----------
+    spark
+        A session with Delta's extension and catalog.
+    root
+        Folder or URI, or ``catalog.schema`` (two names, no slash, no scheme).
+
+    Raises
+    ------
+    ConfigError
+        `root` is neither.
+    """
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        self.spark = spark
+        self._address = Address.parse(root)
+
+    @property
+    def root(self) -> str:
+        """The root as given, without a trailing slash."""
+        return self._address.root
+
+    def location(self, name: str) -> str:
+        """Where a table is, to print for a person."""
+        return self._address.location(_spec(name).name)
+
+    def sql_name(self, name: str) -> str:
+        """The table as named in SQL, quoted."""
+        return self._address.sql_name(_spec(name).name)
+
+    def exists(self, name: str) -> bool:
+        """Whether a table is there.
+
+        Raises
+        ------
+        InputError
+            Something else is in its place, or a column is missing or of another type.
+        """
+        found = self._found_schema(name)
+        if found is None:
+            return False
+        self._check_schema(found, name, "is")
+        return True
+
+    def ensure(self, *names: str) -> None:
+        """Create the tables that are missing, each in one commit with its comments, constraints and properties.
+
+        Two jobs may do so at the same time; the table is created once.
+
+        Raises
+        ------
+        InputError
+            As `exists`.
+        ConflictError
+            Others keep creating or altering the table.
+        """
+        missing = [name for name in names if not self.exists(name)]
+        if missing and self._address.catalog and not self.spark.catalog.databaseExists(self._address.schema_sql):
+            self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {self._address.schema_sql}")
+        for name in missing:
+            with_commit_retry(partial(self._create, SPECS[name]), self.location(name))
+
+    def delta(self, name: str) -> DeltaTable:
+        """The table for MERGE, UPDATE and DELETE.
+
+        Raises
+        ------
+        InputError
+            As `exists`, or the table is missing.
+        """
+        self._require(name)
+        if self._address.catalog:
+            return DeltaTable.forName(self.spark, self.sql_name(name))
+        return DeltaTable.forPath(self.spark, self.location(name))
+
+    def version(self, name: str) -> int:
+        """The number of the last commit.
+
+        Raises
+        ------
+        InputError
+            As `exists`, or the table is missing.
+        """
+        newest = self.delta(name).history(1).select("version").first()
+        if newest is None:
+            raise InputError(f"{self.location(name)} has no history; restore its _delta_log folder")
+        return int(newest["version"])
+
+    def read(self, name: str, version: int | None = None) -> DataFrame:
+        """A table, in its last or a given version.
+
+        Raises
+        ------
+        InputError
+            As `exists`, or the table or the version is missing.
+        """
+        self._require(name)
+        try:
+            return self._load(name, version)
+        except PySparkException as error:
+            if version is None:
+                raise
+            raise InputError(f"{self.location(name)} has no version {version} any more") from error
+
+    def append(self, df: DataFrame, name: str, metadata: Mapping[str, Any] | None = None) -> None:
+        """Add rows.
+
+        Parameters
+        ----------
+        df
+            The columns of the table by name, in any order, of exactly its types: nothing is cast silently.
+        name
+            The table.
+        metadata
+            Said about the commit in its ``userMetadata``, as JSON.
+
+        Raises
+        ------
+        InputError
+            As `exists`, or `df` lacks a column, has one too many or one of another type.
+        ConflictError
+            Others keep committing first.
+        """
+        self._write(df, name, metadata, lambda writer: writer.append())
+
+    def replace(self, df: DataFrame, name: str, where: str, metadata: Mapping[str, Any] | None = None) -> None:
+        """Replace the rows that fulfil a condition, in one commit; a row of `df` outside of it fails the write.
+
+        Parameters are those of `append`, and `where`, an SQL condition on columns of the table. Repeating it changes
+        nothing.
+
+        Raises
+        ------
+        InputError
+            As `append`, or a row of `df` does not fulfil `where`.
+        ConflictError
+            Others keep committing first.
+        """
+        try:
+            self._write(df, name, metadata, lambda writer: writer.overwrite(F.expr(where)))
+        except AnalysisException as error:
+            if error.getCondition() != "DELTA_REPLACE_WHERE_MISMATCH":
+                raise
+            raise InputError(
+                f"rows outside of {where!r} were to be written to {self.location(name)}; nothing written"
+            ) from error
+
+    def overwrite(self, df: DataFrame, name: str, metadata: Mapping[str, Any] | None = None) -> None:
+        """Replace all rows in one commit; parameters and errors are those of `append`."""
+        self._write(df, name, metadata, lambda writer: writer.overwrite(F.lit(True)))
+
+    def _write(
+        self, df: DataFrame, name: str, metadata: Mapping[str, Any] | None, commit: Callable[[DataFrameWriterV2], None]
+    ) -> None:
+        self._require(name)
+        self._check_schema(df.schema, name, "the rows to write to", extra_is_wrong=True)
+        ordered = df.select(*SPECS[name].column_names)
+        note = commit_note(metadata)
+        with_commit_retry(
+            lambda: commit(ordered.writeTo(self.sql_name(name)).option("userMetadata", note)), self.location(name)
+        )
+
+    def _require(self, name: str) -> None:
+        if not self.exists(name):
+            raise InputError(f"there is no table {self.location(name)}; `{SPECS[name].made_by}` makes it")
+
+    def _load(self, name: str, version: int | None = None) -> DataFrame:
+        reader = self.spark.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        return reader.table(self.sql_name(name)) if self._address.catalog else reader.load(self.location(name))
+
+    def _found_schema(self, name: str) -> StructType | None:
+        """The schema of the Delta table, None where nothing is."""
+        try:
+            if self._address.catalog:
+                if not self.spark.catalog.tableExists(self.sql_name(name)):
+                    return None
+                return DeltaTable.forName(self.spark, self.sql_name(name)).toDF().schema
+            return self._load(name).schema
+        except PySparkException as error:
+            condition = error.getCondition() or ""
+            if condition in _NOTHING_THERE or (condition in _NOT_DELTA and self._is_empty_folder(name)):
+                return None
+            if condition in _NOT_DELTA:
+                raise InputError(
+                    f"{self.location(name)} is not a Delta table; move it away or choose another warehouse"
+                ) from error
+            raise InputError(f"{self.location(name)} cannot be read as a Delta table: {first_line(error)}") from error
+
+    def _is_empty_folder(self, name: str) -> bool:
+        """Whether the place of a path table holds no file, so that the table may be created there."""
+        if self._address.catalog:
+            return False
+        escaped = "".join("\\" + c if c in "\\*?[]{}" else c for c in self.location(name))
+        return not self.spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(escaped).inputFiles()
+
+    def _check_schema(self, found: StructType, name: str, subject: str, extra_is_wrong: bool = False) -> None:
+        types = {field.name: field.dataType for field in found.fields}
+        wanted = {field.name: field.dataType for field in SPECS[name].schema.fields}
+        place = self.location(name)
+        where = f"{place} {subject}" if subject == "is" else f"{subject} {place}"
+        for column, kind in wanted.items():
+            if column not in types:
+                prefix = f"{place} lacks" if subject == "is" else f"{where} lack"
+                raise InputError(f"{prefix} the column {column} ({kind.simpleString()})")
+            if types[column] != kind:
+                owner = place if subject == "is" else where
+                raise InputError(
+                    f"{owner}: column {column} should be {kind.simpleString()}, found {types[column].simpleString()}"
+                )
+        if extra_is_wrong and (extra := [column for column in types if column not in wanted]):
+            raise InputError(f"{where} have columns that the table lacks: {', '.join(extra)}")
+
+    def _create(self, spec: TableSpec) -> None:
+        builder = DeltaTable.createIfNotExists(self.spark).tableName(self.sql_name(spec.name))
+        builder = builder.addColumns(spec.schema).comment(spec.comment)
+        if not self._address.catalog:
+            # The name as well, quoted: from the location alone Delta makes an unquoted name, which a backtick breaks.
+            builder = builder.location(self.location(spec.name))
+        if spec.partition_by:
+            builder = builder.partitionedBy(*spec.partition_by)
+        # Constraints given as properties are created in the same commit as the table: it never exists without them.
+        constraints = {f"delta.constraints.{check}": condition for check, condition in spec.checks.items()}
+        for key, value in {**spec.properties, **constraints}.items():
+            builder = builder.property(key, value)
+        try:
+            builder.execute()
+        except CONFLICTS:
+            raise
+        except PySparkException:
+            # The other of two jobs that create it at once may win in a way that Delta does not report as a conflict.
+            if self._found_schema(spec.name) is None:
+                raise
+
+
+def commit_note(metadata: Mapping[str, Any] | None) -> str:
+    """The ``userMetadata`` of a commit: JSON with sorted keys."""
+    return json.dumps(dict(metadata or {}), sort_keys=True, default=str, ensure_ascii=False)
+
+
+def first_line(error: PySparkException) -> str:
+    """The first line of a Spark error, without its SQLSTATE."""
+    lines = [line for line in (error.getMessage() or str(error)).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0].split(" SQLSTATE:")[0]
+
+
+def _spec(name: str) -> TableSpec:
+    if name not in SPECS:
+        raise KeyError(f"no table is called {name!r}; there are {', '.join(SPECS)}")
+    return SPECS[name]
