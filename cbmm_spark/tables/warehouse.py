@@ -13,13 +13,15 @@ from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from pyspark.sql.types import StructType
 
-from cbmm_spark.errors import InputError
+from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.tables.address import Address
 from cbmm_spark.tables.catalogue import SPECS
+from cbmm_spark.tables.ddl import create_statement
 from cbmm_spark.tables.retry import CONFLICTS, with_commit_retry
 from cbmm_spark.tables.spec import TableSpec
 
 _NOTHING_THERE = {"PATH_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"}
+_NO_CATALOG = {"CATALOG_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE"}
 _NOT_DELTA = {"DELTA_TABLE_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_ONLY_OPERATION"}
 
 
@@ -128,7 +130,7 @@ class Warehouse:
         except PySparkException as error:
             if version is None:
                 raise
-            raise InputError(f"{self.location(name)} has no version {version} any more") from error
+            raise InputError(f"{self.location(name)} has no version {version}, or VACUUM removed its files") from error
 
     def append(self, df: DataFrame, name: str, metadata: Mapping[str, Any] | None = None) -> None:
         """Add rows.
@@ -208,6 +210,11 @@ class Warehouse:
             return self._load(name).schema
         except PySparkException as error:
             condition = error.getCondition() or ""
+            if condition in _NO_CATALOG:
+                raise ConfigError(
+                    f"warehouse {self.root!r}: the session has no such catalog; set spark.sql.catalog.<name>, "
+                    "or write ./ before the name if it is a folder"
+                ) from error
             if condition in _NOTHING_THERE or (condition in _NOT_DELTA and self._is_empty_folder(name)):
                 return None
             if condition in _NOT_DELTA:
@@ -241,19 +248,9 @@ class Warehouse:
             raise InputError(f"{where} have columns that the table lacks: {', '.join(extra)}")
 
     def _create(self, spec: TableSpec) -> None:
-        builder = DeltaTable.createIfNotExists(self.spark).tableName(self.sql_name(spec.name))
-        builder = builder.addColumns(spec.schema).comment(spec.comment)
-        if not self._address.catalog:
-            # The name as well, quoted: from the location alone Delta makes an unquoted name, which a backtick breaks.
-            builder = builder.location(self.location(spec.name))
-        if spec.partition_by:
-            builder = builder.partitionedBy(*spec.partition_by)
-        # Constraints given as properties are created in the same commit as the table: it never exists without them.
-        constraints = {f"delta.constraints.{check}": condition for check, condition in spec.checks.items()}
-        for key, value in {**spec.properties, **constraints}.items():
-            builder = builder.property(key, value)
+        statement = create_statement(spec, self.sql_name(spec.name))
         try:
-            builder.execute()
+            self.spark.sql(statement)
         except CONFLICTS:
             raise
         except PySparkException:
