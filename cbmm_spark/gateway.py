@@ -5,7 +5,7 @@ Standard output belongs to the jobs' own lines, which programs read.
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import os
 import threading
 from collections.abc import Mapping
@@ -54,6 +54,7 @@ def start_context(settings: Mapping[str, str]) -> SparkContext:
         os.close(writing)
         raise ConfigError(f"Spark's Java process ended at its start: {relay.last_words()}") from None
     os.close(writing)
+    relay.release()
     try:
         return SparkContext(gateway=gateway, conf=_conf(SparkConf(loadDefaults=False), settings))
     except Py4JError as error:
@@ -66,28 +67,49 @@ def _conf(conf: SparkConf, settings: Mapping[str, str]) -> SparkConf:
 
 
 class _Relay:
-    """A thread that copies what the JVM prints, line by line, to whatever file descriptor 2 is at that moment."""
+    """A thread that copies what the JVM prints, line by line, to whatever file descriptor 2 is at that moment.
+
+    Lines are held back until `release`: where the JVM does not come up, one of them is the message, and the rest is a
+    stack trace that helps nobody.
+    """
 
     def __init__(self, source: IO[bytes]) -> None:
         self._source = source
-        self._last: collections.deque[str] = collections.deque(maxlen=20)
+        self._held: list[bytes] | None = []
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._copy, name="cbmm-spark-jvm-output", daemon=True)
         self._thread.start()
 
     def _copy(self) -> None:
         for line in self._source:
-            text = line.decode(errors="replace")
-            if text.startswith(JVM_CHATTER):
+            if line.decode(errors="replace").startswith(JVM_CHATTER):
                 continue
-            self._last.append(text.strip())
-            try:
-                os.write(2, line)
-            except OSError:  # stderr is closed: go on reading, a full pipe would block the JVM
-                continue
+            with self._lock:
+                if self._held is None:
+                    _to_stderr(line)
+                else:
+                    self._held.append(line)
+
+    def release(self) -> None:
+        """Print what was held back, and from now on every line as it comes."""
+        with self._lock:
+            for line in self._held or ():
+                _to_stderr(line)
+            self._held = None
 
     def last_words(self) -> str:
-        """The first line that names an error, else the last one."""
+        """What an ended JVM said: the line that names an error, and the next one where that is only a heading."""
         self._thread.join(timeout=5)
-        lines = [line for line in self._last if line]
-        named = [line for line in lines if "rror" in line or "xception" in line]
-        return (named or lines[-1:] or ["it said nothing"])[0]
+        with self._lock:
+            lines = [line.decode(errors="replace").strip() for line in self._held or ()]
+        lines = [line for line in lines if line and not line.startswith("at ")]
+        first = next((at for at, line in enumerate(lines) if "rror" in line or "xception" in line), None)
+        if first is None:
+            return lines[-1] if lines else "it said nothing"
+        exception = lines[first].rpartition("Exception: ")[2]
+        return exception if exception != lines[first] else ": ".join(lines[first : first + 2])
+
+
+def _to_stderr(line: bytes) -> None:
+    with contextlib.suppress(OSError):  # stderr may be closed; the pipe is read on, for a full one blocks the JVM
+        os.write(2, line)

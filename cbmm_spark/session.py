@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cbmm_spark import jars, preflight
 from cbmm_spark.config import Config
+from cbmm_spark.errors import ConfigError
 from cbmm_spark.gateway import start_context
 
 if TYPE_CHECKING:
@@ -73,14 +74,28 @@ def _started_here(config: Config, app_name: str) -> SparkSession:
     preflight.check_java()
     preflight.check_local_python()
     settings = local_settings(config)
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     start_context({"spark.app.name": app_name, **settings})
-    spark = SparkSession.builder.getOrCreate()
-    preflight.check_session(spark)
+    try:
+        spark = SparkSession.builder.getOrCreate()
+        preflight.check_session(spark)
+    except PySparkException as error:
+        raise ConfigError(f"{str(error).splitlines()[0]}; see [spark.conf] in the configuration") from None
+    except Py4JJavaError as error:
+        if not _was_stopped(error):
+            raise
+        raise ConfigError(f"the Spark master {config.spark.master} did not accept the job: is it running?") from None
     if not config.spark.master.startswith("local["):
         preflight.check_workers(spark)
     return spark
+
+
+def _was_stopped(error: Exception) -> bool:
+    """Whether the context ended while the session was made: that is how a master that cannot be reached shows."""
+    return "stopped SparkContext" in str(error)
 
 
 def local_settings(config: Config) -> dict[str, str]:

@@ -1,0 +1,78 @@
+# make rescore | make test: from nothing. `make help` lists the rest.
+
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMPS  := $(VENV)/.stamps
+DEMO    := demo
+
+# The kernels' speed depends on these two; a shell may have set them for something else.
+CLEAN_ENV := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
+
+.DEFAULT_GOAL := help
+.PHONY: help setup rescore test test-faults lint bench dist clean
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+## make rescore      set up, simulate a leaderboard history, ingest, fit, publish, print the top of the ranking
+rescore: $(STAMPS)/jars
+	@$(BIN)/cbmm-spark simulate --config conf/local.toml --out $(DEMO)/history --output text
+	@$(BIN)/cbmm-spark ingest --config conf/local.toml --warehouse $(DEMO)/warehouse --input $(DEMO)/history/history.parquet --output text
+	@$(BIN)/cbmm-spark rescore --config conf/local.toml --warehouse $(DEMO)/warehouse --output text
+
+## make test         set up and run the whole test-suite (PYTEST_ARGS="-k config" for a part of it)
+test: $(STAMPS)/test $(STAMPS)/jars
+	@$(BIN)/python -m pytest -m "not faults" $(PYTEST_ARGS)
+
+## make test-faults  the tests that kill drivers and executors
+test-faults: $(STAMPS)/test $(STAMPS)/jars
+	@$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
+
+## make lint         ruff and mypy
+lint: $(STAMPS)/test
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+## make bench        what the fit costs, measured (BENCH_ARGS=…)
+bench: $(STAMPS)/test $(STAMPS)/jars
+	@$(CLEAN_ENV) $(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+## make dist         dist/cbmm_spark.zip for spark-submit --py-files, and a wheel beside it
+dist: $(STAMPS)/package dist/cbmm_spark.zip
+	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+dist/cbmm_spark.zip: $(shell find cbmm_spark -name '*.py')
+	@mkdir -p dist && rm -f $@
+	@$(PYTHON) -c "import pathlib, zipfile; \
+	archive = zipfile.ZipFile('$@', 'w', zipfile.ZIP_DEFLATED); \
+	[archive.write(path) for path in sorted(pathlib.Path('cbmm_spark').rglob('*.py'))]; archive.close()"
+
+## make setup        only set up
+setup: $(STAMPS)/test $(STAMPS)/jars
+
+## make clean        remove what the commands made, the environment too
+clean:
+	rm -rf $(VENV) $(DEMO) dist build spark-warehouse *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# --- setting up, each step once; a changed pyproject.toml installs anew ---------------------------------------------
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
+	"cbmm-spark needs Python 3.11 or newer, $(PYTHON) is %d.%d: install one and run make PYTHON=python3.11 …" % v[:2])'
+	@echo "setting up $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/package: pyproject.toml | $(STAMPS)/venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+# The same step with what tests need: one run of pip instead of two where `make test` comes first.
+$(STAMPS)/test: pyproject.toml | $(STAMPS)/venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $(STAMPS)/package $@
+
+# `make test` asks for both; let the bigger installation go first, so that the smaller one has nothing to do.
+$(STAMPS)/jars: | $(STAMPS)/package
+	@$(BIN)/python -m cbmm_spark.jars
+	@touch $@

@@ -1,0 +1,249 @@
+"""The commands. What can be checked without Spark is checked before Spark starts."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import glob
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cbmm_spark import __version__, preflight
+from cbmm_spark import config as configuration
+from cbmm_spark.config import Config, SimulateConfig
+from cbmm_spark.errors import CbmmError, ConfigError, InputError
+from cbmm_spark.output import Progress, silence
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 plus the signal's number, as shells count."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    arguments
+        Without the program's name; by default those of the process.
+
+    Returns
+    -------
+    int
+        The exit code: 0 done, 2 bad configuration or command line, 3 input rejected, 4 not converged, 5 conflict, 130
+        interrupted, 1 anything else.
+    """
+    try:
+        given = build_parser().parse_args(arguments)
+        code = given.command(given)
+    except CbmmError as error:
+        _complain(" ".join(str(error).split()))
+        code = error.exit_code
+    except KeyboardInterrupt:
+        _complain("interrupted; nothing of this run was published")
+        code = INTERRUPTED
+    except BrokenPipeError:
+        silence(sys.stdout)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    return int(code)
+
+
+def _complain(message: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        print(f"cbmm-spark: {message}", file=sys.stderr, flush=True)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = _Parser(
+        prog="cbmm-spark",
+        description="Re-score a whole leaderboard history with the cBMM on Spark and Delta Lake.",
+        epilog="exit codes: 0 done, 2 bad configuration, 3 input rejected, 4 not converged and not published, "
+        "5 another run holds the tables (try again), 130 interrupted, 1 anything else",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"cbmm-spark {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
+    _add_simulate(commands)
+    _add_ingest(commands)
+    _add_rescore(commands)
+    return parser
+
+
+def _add_command(commands: Any, name: str, command: Callable[[argparse.Namespace], int], text: str) -> _Parser:
+    parser: _Parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(command=command)
+    parser.add_argument("--config", metavar="FILE", help="TOML file, for example conf/local.toml (default: built in)")
+    parser.add_argument("--warehouse", metavar="URI", help="folder, URI or catalog.schema of the Delta tables")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="set one configuration key; repeatable"
+    )
+    parser.add_argument(
+        "--output", choices=("auto", "json", "text"), default="auto", help="auto: text on a terminal, else JSON lines"
+    )
+    return parser
+
+
+def _add_simulate(commands: Any) -> None:
+    parser = _add_command(
+        commands, "simulate", _simulate, "Draw a leaderboard history from known parameters, kept beside it."
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="where to write the Parquet files")
+    for each in dataclasses.fields(SimulateConfig):
+        kind = type(each.default)
+        parser.add_argument(
+            f"--{each.name}", type=kind, metavar=kind.__name__.upper(), help=f"simulate.{each.name} ({each.default})"
+        )
+
+
+def _add_ingest(commands: Any) -> None:
+    parser = _add_command(
+        commands, "ingest", _ingest, "Read evaluation results, check them and merge them into the table `responses`."
+    )
+    parser.add_argument("--input", required=True, metavar="PATH", help="file, folder, pattern or URI")
+    parser.add_argument("--format", default="auto", metavar="NAME", help="a reader's name, or auto (the default)")
+    parser.add_argument("--benchmark", metavar="NAME", help="benchmark of all rows, where the input does not name one")
+    parser.add_argument("--model", metavar="NAME", help="model of all rows, where the input does not name one")
+
+
+def _add_rescore(commands: Any) -> None:
+    parser = _add_command(
+        commands, "rescore", _rescore, "Fit all scales to all responses so far and publish abilities and items."
+    )
+    parser.add_argument("--as-of", type=_date, metavar="DATE", help="scored_on, YYYY-MM-DD (default: today in UTC)")
+
+
+def _date(text: str) -> datetime.date:
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a date, write it as YYYY-MM-DD") from None
+
+
+def _config(given: argparse.Namespace) -> Config:
+    config = configuration.load(given.config, given.set)
+    if given.warehouse is not None:
+        if not given.warehouse.strip():
+            raise ConfigError("--warehouse is empty: give a folder, a URI or catalog.schema")
+        config = dataclasses.replace(config, warehouse=given.warehouse)
+    return config
+
+
+def _simulate(given: argparse.Namespace) -> int:
+    names = [each.name for each in dataclasses.fields(SimulateConfig)]
+    chosen = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    config = configuration.replace_section(_config(given), "simulate", chosen, "on the command line")
+    _check_out(given.out)
+    from cbmm_spark.simulate import simulate
+
+    with Progress(given.output) as progress:
+        report = simulate(config, given.out)
+        progress.event("simulated", **dataclasses.asdict(report))
+    return 0
+
+
+def _check_out(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file: give a folder")
+    preflight.check_writable(str(out))
+
+
+def _ingest(given: argparse.Namespace) -> int:
+    config = _config(given)
+    check_input(given.input)
+    preflight.check_writable(config.warehouse)
+    with Progress(given.output) as progress, _spark(config, "cbmm-spark ingest") as spark:
+        from cbmm_spark.ingest import ingest
+        from cbmm_spark.tables import Warehouse
+
+        warehouse = Warehouse(spark, config.warehouse)
+        report = ingest(
+            spark, warehouse, config, given.input, format=given.format, benchmark=given.benchmark, model=given.model
+        )
+        progress.event("ingested", **dataclasses.asdict(report), table=warehouse.location("responses"))
+    return 0
+
+
+def _rescore(given: argparse.Namespace) -> int:
+    config = _config(given)
+    preflight.check_writable(config.warehouse)
+    check_warehouse(config.warehouse)
+    with Progress(given.output) as progress, _spark(config, "cbmm-spark rescore") as spark:
+        from cbmm_spark.rescore import rescore
+        from cbmm_spark.tables import Warehouse
+
+        report = rescore(spark, Warehouse(spark, config.warehouse), config, given.as_of, progress)
+    return int(report.exit_code)
+
+
+def check_input(location: str) -> None:
+    """See that an input on a local disk exists and holds something.
+
+    Raises
+    ------
+    InputError
+        It does not.
+    """
+    path = preflight.local_path(location)
+    if path is None:
+        return
+    text = str(path)
+    found = [path] if path.exists() else [Path(each) for each in glob.iglob(text)]
+    if not found:
+        raise InputError(f"the input {location} does not exist")
+    if path.is_dir():
+        if next(path.iterdir(), None) is None:
+            raise InputError(f"the input folder {location} is empty")
+    elif all(each.is_file() and each.stat().st_size == 0 for each in found):
+        raise InputError(f"the input {location} is empty")
+
+
+def check_warehouse(warehouse: str) -> None:
+    """See that a warehouse on a local disk has the table `responses`.
+
+    Raises
+    ------
+    InputError
+        It has not.
+    """
+    path = preflight.local_path(warehouse)
+    if path is not None and not (path / "responses").exists():
+        raise InputError(f"the warehouse {warehouse} has no table responses: run `cbmm-spark ingest --input …` first")
+
+
+@contextlib.contextmanager
+def _spark(config: Config, name: str) -> Iterator[SparkSession]:
+    """A session for the length of a job; an error is told before the session is stopped, which takes a moment."""
+    from cbmm_spark.session import build_session, stop_session
+
+    spark = build_session(config, name)
+    try:
+        yield spark
+    finally:
+        # A second Ctrl-C must not leave a stack trace of the tidying up.
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with contextlib.suppress(Exception):
+            stop_session(spark)
+        signal.signal(signal.SIGINT, previous)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
