@@ -1,0 +1,279 @@
+"""The packed tile: encode, decode, invariants, Arrow schemas. The only code that knows the bytes.
+
+A *tile* is a row of `response_blocks`: the items of one item block of one benchmark (rows) against a run of consecutive model
+numbers (columns). Item block g of a benchmark holds the items numbered g*B+1 ... (g+1)*B, where B is `pack.items_per_block`.
+
+Encodings (all integers little-endian, rows item by item):
+
+=============  ================================================  =========================================
+encoding       attempted                                         solved
+=============  ================================================  =========================================
+bits           bit plane, 8 models a byte, bit 0 first;          bit plane of the same shape
+               null where every cell was attempted once
+counts         uint16 attempts per cell                          uint16 successes per cell
+scores         uint16 attempts per cell                          float64 successes per cell
+sparse_bits    int64 start of each item's cells (n_items + 1),   uint8 success (0 or 1) per cell
+               then int32 column of each cell
+sparse_scores  as sparse_bits                                    uint16 attempts, then float64 successes
+=============  ================================================  =========================================
+
+Example, three items and eight models, model 3 did not run item 2: attempted rows ``ff fb ff``, solved for instance ``81 03 00``:
+six bytes for 24 cells (zero-based item 1 lacks bit 2). Two bits a cell whatever the data, half of that where complete;
+sparse encodings cost 5 or 14 bytes an observed cell and are used below `pack.sparse_below`.
+
+An *item block* is all tiles of the same items joined along the models, columns without any response left out; it has the same
+encodings plus `models`, the position (model number - 1, int32) of each column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from cbmm_spark.kernels.cells import BitCells, Cells, CountCells, SparseCells, count_bits
+from cbmm_spark.kernels.dense import Block
+
+BITMAP_MODELS = 32_768
+"""Models a bitmap of Spark SQL covers; model block m holds the numbers m*32768+1 ... (m+1)*32768."""
+
+MAX_ATTEMPTS = 65_535
+
+BITS, COUNTS, SCORES, SPARSE_BITS, SPARSE_SCORES = "bits", "counts", "scores", "sparse_bits", "sparse_scores"
+
+ITEM_BLOCK_SCHEMA = pa.schema(
+    [
+        pa.field("benchmark", pa.string(), nullable=False),
+        pa.field("item_block", pa.int32(), nullable=False),
+        pa.field("item_start", pa.int32(), nullable=False),
+        pa.field("n_items", pa.int32(), nullable=False),
+        pa.field("models", pa.binary(), nullable=False),
+        pa.field("encoding", pa.string(), nullable=False),
+        pa.field("attempted", pa.binary()),
+        pa.field("solved", pa.binary(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The three columns that hold a tile's cells, and how many responses they are."""
+
+    encoding: str
+    attempted: bytes | None
+    solved: bytes
+    n_responses: int
+
+
+# ------------------------------------------------------------------------------------------------ encode
+def encode_bits(attempted: NDArray[np.uint8], solved: NDArray[np.uint8], n_models: int, sparse_below: float) -> Packed:
+    """Encode two bit planes of shape (n_items, ceil(n_models / 8)).
+
+    Raises
+    ------
+    ValueError
+        If a cell is solved but not attempted, or bits beyond the last model are set.
+    """
+    if (solved & ~attempted).any():
+        raise ValueError("a cell is solved but not attempted")
+    spare = attempted.shape[1] * 8 - n_models
+    if spare and (attempted[:, -1] >> (8 - spare)).any():
+        raise ValueError("bits beyond the last model are set")
+    n_responses = int(count_bits(attempted).sum())
+    cells = attempted.shape[0] * n_models
+    if n_responses < sparse_below * cells:
+        mask = np.unpackbits(attempted, axis=1, bitorder="little", count=n_models).view(bool)
+        item, model = np.nonzero(mask)
+        values = np.unpackbits(solved, axis=1, bitorder="little", count=n_models)[item, model]
+        return Packed(SPARSE_BITS, _csr_bytes(item, model, attempted.shape[0]), values.tobytes(), n_responses)
+    complete = n_responses == cells
+    return Packed(BITS, None if complete else attempted.tobytes(), solved.tobytes(), n_responses)
+
+
+def encode_cells(
+    item: NDArray[np.int64], model: NDArray[np.int64], n: NDArray[np.int64], k: NDArray[np.float64],
+    n_items: int, n_models: int, sparse_below: float,
+) -> Packed:  # fmt: skip
+    """Encode observed cells given one by one, in whichever encoding is exact and smallest.
+
+    Parameters
+    ----------
+    item, model
+        Zero-based row and column of each cell; each cell at most once.
+    n, k
+        Attempts (1 ... 65,535) and successes (0 <= k <= n) of each cell.
+    n_items, n_models
+        Shape of the tile.
+    sparse_below
+        Observed share below which a sparse encoding is used.
+
+    Raises
+    ------
+    ValueError
+        If a cell appears twice, or n or k is out of range.
+    """
+    if n.size and (n.min() < 1 or n.max() > MAX_ATTEMPTS or (k < 0).any() or (k > n).any()):
+        raise ValueError(f"attempts must be 1 to {MAX_ATTEMPTS} and successes between 0 and the attempts")
+    order = np.lexsort((model, item))
+    item, model, n, k = item[order], model[order], n[order], k[order]
+    if ((np.diff(item) == 0) & (np.diff(model) == 0)).any():
+        raise ValueError("a cell appears twice")
+    whole = bool((k == np.floor(k)).all())
+    single = bool((n == 1).all())
+    size = int(item.size)
+    if size < sparse_below * n_items * n_models:
+        start = _csr_bytes(item, model, n_items)
+        if single and whole:
+            return Packed(SPARSE_BITS, start, k.astype(np.uint8).tobytes(), size)
+        return Packed(SPARSE_SCORES, start, n.astype("<u2").tobytes() + k.astype("<f8").tobytes(), size)
+    if single and whole:
+        planes = np.zeros((2, n_items, n_models), dtype=np.uint8)
+        planes[0, item, model] = 1
+        planes[1, item, model] = k.astype(np.uint8)
+        packed = np.packbits(planes, axis=2, bitorder="little")
+        return encode_bits(packed[0], packed[1], n_models, sparse_below)
+    attempts = np.zeros((n_items, n_models), dtype="<u2")
+    attempts[item, model] = n
+    if whole:
+        counts = np.zeros((n_items, n_models), dtype="<u2")
+        counts[item, model] = k
+        return Packed(COUNTS, attempts.tobytes(), counts.tobytes(), size)
+    scores = np.zeros((n_items, n_models), dtype="<f8")
+    scores[item, model] = k
+    return Packed(SCORES, attempts.tobytes(), scores.tobytes(), size)
+
+
+def _csr_bytes(item: NDArray[np.int64], model: NDArray[np.int64], n_items: int) -> bytes:
+    indptr = np.zeros(n_items + 1, dtype="<i8")
+    np.cumsum(np.bincount(item, minlength=n_items), out=indptr[1:])
+    return indptr.tobytes() + model.astype("<i4").tobytes()
+
+
+# ------------------------------------------------------------------------------------------------ decode
+def decode(encoding: str, attempted: bytes | None, solved: bytes, n_items: int, n_models: int) -> Cells:
+    """Return the cells of a tile or item block, without copying bit planes.
+
+    Raises
+    ------
+    ValueError
+        If the encoding is unknown or the lengths do not fit the shape.
+    """
+    if encoding == BITS:
+        width = (n_models + 7) // 8
+        plane = None if attempted is None else np.frombuffer(attempted, dtype=np.uint8).reshape(n_items, width)
+        return BitCells(plane, np.frombuffer(solved, dtype=np.uint8).reshape(n_items, width), n_models)
+    if attempted is None:
+        raise ValueError(f"a tile encoded as {encoding} needs its attempted column")
+    if encoding in (COUNTS, SCORES):
+        n = np.frombuffer(attempted, dtype="<u2").reshape(n_items, n_models)
+        k = np.frombuffer(solved, dtype="<u2" if encoding == COUNTS else "<f8").reshape(n_items, n_models)
+        return CountCells(n, k)
+    if encoding in (SPARSE_BITS, SPARSE_SCORES):
+        indptr = np.frombuffer(attempted, dtype="<i8", count=n_items + 1)
+        indices = np.frombuffer(attempted, dtype="<i4", offset=8 * (n_items + 1))
+        size = indices.size
+        if encoding == SPARSE_BITS:
+            return SparseCells(indptr, indices, np.ones(size), np.frombuffer(solved, np.uint8).astype(float), n_models)
+        n = np.frombuffer(solved, dtype="<u2", count=size).astype(np.float64)
+        return SparseCells(indptr, indices, n, np.frombuffer(solved, dtype="<f8", offset=2 * size).copy(), n_models)
+    raise ValueError(f"unknown encoding {encoding!r}")
+
+
+def cell_list(cells: Cells) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return (item, model, n, k) of every observed cell, zero-based, ordered by item then model."""
+    if isinstance(cells, SparseCells):
+        return cells.item.astype(np.int64), cells.indices.astype(np.int64), cells.n.astype(np.int64), cells.k
+    if isinstance(cells, CountCells):
+        item, model = np.nonzero(cells.n_matrix)
+        n, k = cells.n_matrix[item, model], cells.k_matrix[item, model]
+        return item, model, n.astype(np.int64), k.astype(np.float64)
+    everything = slice(0, cells.n_items), slice(0, cells.n_models)
+    attempts, successes = cells.piece(*everything)
+    item, model = np.nonzero(np.ones_like(successes) if attempts is None else attempts)
+    return item, model, np.ones(item.size, dtype=np.int64), successes[item, model].astype(np.float64)
+
+
+# ------------------------------------------------------------------------------------------------ join
+def join_tiles(tiles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the tiles of one item block along the models and drop columns without any response.
+
+    Parameters
+    ----------
+    tiles
+        Rows of `response_blocks` with the same benchmark and item block, ordered by model_start, not overlapping.
+
+    Returns
+    -------
+    dict
+        One row of `ITEM_BLOCK_SCHEMA`.
+    """
+    first = tiles[0]
+    n_items = int(first["n_items"])
+    end = 0
+    for tile in tiles:
+        if tile["model_start"] <= end or tile["n_items"] != n_items:
+            raise ValueError(f"tiles of item block {first['item_block']} of {first['benchmark']!r} overlap or differ")
+        end = tile["model_start"] + tile["n_models"] - 1
+    if all(tile["encoding"] == BITS for tile in tiles):
+        models, packed = _join_bits(tiles, n_items)
+    else:
+        models, packed = _join_cells(tiles, n_items)
+    return {
+        "benchmark": first["benchmark"],
+        "item_block": first["item_block"],
+        "item_start": first["item_start"],
+        "n_items": n_items,
+        "models": models.astype("<i4").tobytes(),
+        "encoding": packed.encoding,
+        "attempted": packed.attempted,
+        "solved": packed.solved,
+    }
+
+
+def _join_bits(tiles: Sequence[Mapping[str, Any]], n_items: int) -> tuple[NDArray[np.int64], Packed]:
+    models, attempted, solved = [], [], []
+    for tile in tiles:
+        width = int(tile["n_models"])
+        cells = decode(BITS, tile["attempted"], tile["solved"], n_items, width)
+        assert isinstance(cells, BitCells)
+        plane = cells.attempted
+        seen = (
+            np.ones(width, dtype=bool)
+            if plane is None
+            else np.unpackbits(np.bitwise_or.reduce(plane, axis=0), bitorder="little", count=width).view(bool)
+        )
+        models.append(np.flatnonzero(seen) + int(tile["model_start"]) - 1)
+        if len(tiles) == 1 and seen.all():
+            return models[0], Packed(BITS, tile["attempted"], tile["solved"], 0)
+        attempted.append(np.ones((n_items, width), np.uint8)[:, seen] if plane is None else _columns(plane, width, seen))
+        solved.append(_columns(cells.solved, width, seen))
+    planes = [np.packbits(np.concatenate(parts, axis=1), axis=1, bitorder="little") for parts in (attempted, solved)]
+    numbers = np.concatenate(models)
+    return numbers, encode_bits(planes[0], planes[1], numbers.size, 0.0)
+
+
+def _columns(plane: NDArray[np.uint8], width: int, keep: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    return np.unpackbits(plane, axis=1, bitorder="little", count=width)[:, keep]
+
+
+def _join_cells(tiles: Sequence[Mapping[str, Any]], n_items: int) -> tuple[NDArray[np.int64], Packed]:
+    parts = []
+    sparse = any(str(tile["encoding"]).startswith("sparse") for tile in tiles)
+    for tile in tiles:
+        cells = decode(tile["encoding"], tile["attempted"], tile["solved"], n_items, tile["n_models"])
+        item, model, n, k = cell_list(cells)
+        parts.append((item, model + int(tile["model_start"]) - 1, n, k))
+    item, model, n, k = (np.concatenate(column) for column in zip(*parts, strict=True))
+    numbers, column = np.unique(model, return_inverse=True)
+    return numbers, encode_cells(item, column, n, k, n_items, numbers.size, 1.0 / 64.0 if sparse else 0.0)
+
+
+def read_block(row: Mapping[str, Any]) -> Block:
+    """Return an item block row (`ITEM_BLOCK_SCHEMA`) as what the kernels work on."""
+    models = np.frombuffer(row["models"], dtype="<i4").astype(np.int64)
+    cells = decode(row["encoding"], row["attempted"], row["solved"], int(row["n_items"]), models.size)
+    return Block(str(row["benchmark"]), cells, models)

@@ -1,0 +1,242 @@
+"""The outer loop: alternate, gauge, accelerate, stop. Holds theta and nothing else that matters.
+
+It does not know where a pass is computed: `run_pass` is given. Source: method.md section 3 ("Gauge", "Exact iterations", "Stop",
+"Certificate").
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cbmm_spark.kernels.anderson import Anderson
+from cbmm_spark.kernels.model import F64, Ridge, best_gauge
+from cbmm_spark.kernels.nodes import Nodes, make_nodes
+from cbmm_spark.kernels.stage import Counts, Index, Mode, ModelResult, ScaleTask, Totals, initial_abilities
+
+RELATIVE_ROUNDING = 1e-12
+"""Two objectives that differ by less than this, relatively, are equal."""
+
+SWITCH_CHANGE = 0.1
+"""Change of ability, in standard errors, below which iterations leave the nodes."""
+
+SWITCH_FALL = 3e-8
+"""Relative fall of the objective below which iterations leave the nodes: near the error of the nodes themselves."""
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """Settings of the loop; see `[solver]` in the configuration."""
+
+    tolerance: float = 1e-3
+    objective_tolerance: float = 1e-9
+    max_iterations: int = 200
+    anderson_depth: int = 4
+    node_spacing: float = 0.2
+    min_nodes: int = 32
+    max_nodes: int = 96
+    exact_below: int = 5_000_000
+
+
+@dataclass(frozen=True)
+class IterationRecord:
+    """One accepted or refused iteration, as written to `run_iterations`."""
+
+    scale: str
+    iteration: int
+    mode: str
+    objective: float
+    max_ability_change: float
+    seconds: float
+    accepted: bool
+
+
+@dataclass
+class ScalePass:
+    """What a pass returns for one scale: the model stage's result for all models, and the totals over items."""
+
+    models: ModelResult
+    totals: Totals
+
+
+RunPass = Callable[[Sequence[ScaleTask]], dict[str, ScalePass]]
+Listener = Callable[[IterationRecord, F64], None]
+
+
+@dataclass
+class ScaleFit:
+    """State and result of one scale.
+
+    Attributes
+    ----------
+    models
+        Positions of the models with responses on this scale among all models, shape (N,).
+    theta
+        Their abilities, shape (N,), in the balanced gauge of the ridge.
+    counts
+        Their counts.
+    objective, log_loss
+        F at theta with its own items, and the mean loss per attempt; exact when converged.
+    ability_residual, item_residual
+        KKT residuals in standard errors.
+    node_error
+        Objective at the nodes minus exact objective, relative.
+    information
+        Fisher information of every model, without ridge.
+    """
+
+    name: str
+    benchmarks: frozenset[str]
+    ridge: Ridge
+    models: Index
+    counts: Counts
+    theta: F64
+    nodes: Nodes
+    mode: Mode
+    iteration: int = 0
+    converged: bool = False
+    objective: float = np.inf
+    log_loss: float = np.nan
+    ability_residual: float = np.nan
+    item_residual: float = np.nan
+    node_error: float = 0.0
+    change: float = np.inf
+    information: F64 = field(default_factory=lambda: np.zeros(0))
+    history: list[IterationRecord] = field(default_factory=list)
+
+    @property
+    def kkt_residual(self) -> float:
+        """The larger of the two residuals, in standard errors."""
+        return max(self.ability_residual, self.item_residual)
+
+
+def start_scale(
+    name: str,
+    benchmarks: frozenset[str],
+    counts: Counts,
+    ridge: Ridge,
+    options: LoopOptions,
+    theta: F64 | None = None,
+) -> ScaleFit:
+    """Prepare a scale for the loop: abilities from accuracy (or as given), nodes, mode.
+
+    Parameters
+    ----------
+    counts
+        Of all models, shape (M,); at least one model must have responses.
+    theta
+        Start for all models, shape (M,); from accuracy where not given.
+    """
+    models = np.flatnonzero(counts.attempts > 0)
+    own = counts.of(models)
+    start = initial_abilities(own) if theta is None else theta[models]
+    nodes = make_nodes(start, options.node_spacing, options.min_nodes, options.max_nodes)
+    mode: Mode = "exact" if counts.cells <= options.exact_below else "nodes"
+    return ScaleFit(name, benchmarks, ridge, models, own, start, nodes, mode)
+
+
+class _Driver:
+    """Moves one scale from pass to pass."""
+
+    def __init__(self, fit: ScaleFit, options: LoopOptions) -> None:
+        self.fit, self.options = fit, options
+        self.plain: F64 | None = None  # where to go back to when an accelerated step is refused
+        self.accelerator = Anderson(options.anderson_depth)
+        self.trial = fit.theta
+        self.previous = np.inf
+
+    def task(self) -> ScaleTask:
+        fit = self.fit
+        return ScaleTask(fit.name, fit.benchmarks, fit.models, self.trial, fit.nodes, fit.ridge, fit.mode)
+
+    def take(self, result: ScalePass, seconds: float) -> IterationRecord:
+        fit, options = self.fit, self.options
+        fit.iteration += 1
+        square = float(self.trial @ self.trial)
+        objective = result.totals.loss + result.totals.penalty + 0.5 * fit.ridge.ability * square
+        if self.plain is not None and not objective <= fit.objective + RELATIVE_ROUNDING * abs(fit.objective):
+            self.trial, self.plain = self.plain, None
+            self.accelerator.reset()
+            return self._record(fit.mode, fit.objective, fit.change, seconds, accepted=False)
+        fall = (fit.objective - objective) / max(abs(objective), 1e-300)
+        mode = fit.mode
+        fit.theta, fit.objective = self.trial, objective
+        fit.log_loss = result.totals.loss / max(float(fit.counts.attempts.sum()), 1.0)
+        fit.information, fit.item_residual = result.models.information, result.totals.residual
+        fit.ability_residual = float(result.models.residual.max(initial=0.0))
+        fit.node_error = result.totals.node_error / max(abs(objective), 1e-300)
+        image = self._gauged(result)
+        weight = np.sqrt(np.maximum(fit.information + fit.ridge.ability, 1e-300))
+        step = image - fit.theta
+        fit.change = float((np.abs(step) * weight).max(initial=0.0))
+        record = self._record(mode, objective, fit.change, seconds, accepted=True)
+        small = fit.change <= options.tolerance and fit.item_residual <= options.tolerance
+        if mode != "nodes" and small and abs(fall) <= options.objective_tolerance:
+            fit.converged = True
+            return record
+        self._advance(image, step, weight, fall)
+        return record
+
+    def _gauged(self, result: ScalePass) -> F64:
+        fit = self.fit
+        image = result.models.theta
+        totals = result.totals
+        gauge = best_gauge(
+            float(image.sum()), float(image @ image), image.size, totals.a_square, totals.ab_sum, fit.ridge
+        )
+        return gauge.abilities(image)
+
+    def _advance(self, image: F64, step: F64, weight: F64, fall: float) -> None:
+        fit, options = self.fit, self.options
+        if fit.mode == "nodes" and (fit.change <= SWITCH_CHANGE or fall <= SWITCH_FALL):
+            fit.mode = "exact"
+        spacing = float(fit.nodes.slope(np.array([0.5 * (fit.nodes.count - 1)]))[0])
+        if fit.mode == "exact":
+            if float(np.abs(step).max(initial=0.0)) < 0.25 * spacing:
+                fit.mode = "late"
+        elif fit.mode == "late" and float(np.abs(step).max(initial=0.0)) > 0.5 * spacing:
+            fit.mode = "exact"
+        accelerated = self.accelerator.propose(fit.theta, step, weight)
+        self.plain, self.trial = (None, image) if accelerated is None else (image, accelerated)
+        low, high = fit.nodes.inner
+        if self.trial.min() < low or self.trial.max() > high:
+            fit.nodes = make_nodes(self.trial, options.node_spacing, options.min_nodes, options.max_nodes)
+
+    def _record(self, mode: str, objective: float, change: float, seconds: float, *, accepted: bool) -> IterationRecord:
+        record = IterationRecord(self.fit.name, self.fit.iteration, mode, objective, change, seconds, accepted)
+        self.fit.history.append(record)
+        return record
+
+
+def alternate(
+    fits: Sequence[ScaleFit], run_pass: RunPass, options: LoopOptions, listener: Listener | None = None
+) -> None:
+    """Run the loop until every scale has converged or used its iterations; results are left in `fits`.
+
+    Parameters
+    ----------
+    fits
+        From `start_scale`.
+    run_pass
+        Computes one pass for the scales that are still running.
+    options
+        Settings.
+    listener
+        Called after every iteration with its record and the theta to continue from (shape (M,)).
+    """
+    drivers = [_Driver(fit, options) for fit in fits]
+    while True:
+        active = [d for d in drivers if not d.fit.converged and d.fit.iteration < options.max_iterations]
+        if not active:
+            return
+        began = time.perf_counter()
+        results = run_pass([d.task() for d in active])
+        seconds = time.perf_counter() - began
+        for driver in active:
+            record = driver.take(results[driver.fit.name], seconds)
+            if listener is not None:
+                listener(record, driver.trial)
+

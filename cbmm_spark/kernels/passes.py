@@ -1,0 +1,444 @@
+"""One pass over one block of items: item moments, item solutions, ability tables, exact sums.
+
+This is where the cells are touched; everything here is a matrix product or an elementwise function over pieces of a block
+that fit the cache. Source: method.md section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from cbmm_spark.kernels.cells import F32, Cells, DenseCells, SparseCells
+from cbmm_spark.kernels.items import ItemProblem, ItemSolution, newton_step, solve_items
+from cbmm_spark.kernels.model import F64, Ridge
+from cbmm_spark.kernels.nodes import Nodes, weight_matrix
+
+ITEM_PIECE, MODEL_PIECE = 128, 2048
+"""Rectangle of cells unpacked at once: two float32 planes of it are 2 MB."""
+
+EXACT_ITEM_PIECE, EXACT_MODEL_PIECE = 64, 1024
+"""Rectangle evaluated in float64 at once."""
+
+ITEM_TOLERANCE = 1e-6
+"""Residual, in standard errors, at which an item counts as solved on its own cells."""
+
+SAFE_EXPONENT = 40.0
+"""Largest |x| for which sixteen factors 1 + exp(x) multiply without overflow."""
+
+
+@dataclass(frozen=True)
+class ScaleView:
+    """What a block needs to know of a scale: the abilities of its models and the nodes.
+
+    Attributes
+    ----------
+    theta
+        Abilities of the block's models, shape (n_models,).
+    nodes
+        The grid.
+    weights
+        Interpolation weights B of those abilities, shape (n_models, Q), float32.
+    ridge
+        Penalty, for parameters divided by sigma.
+    """
+
+    theta: F64
+    nodes: Nodes
+    weights: F32
+    ridge: Ridge
+
+    @classmethod
+    def of(cls, theta: F64, nodes: Nodes, ridge: Ridge) -> ScaleView:
+        """Build a view, computing B."""
+        return cls(theta, nodes, weight_matrix(nodes, theta), ridge)
+
+
+def pieces(n: int, size: int) -> Iterator[slice]:
+    """Cut range(n) into slices of at most `size`."""
+    for start in range(0, n, size):
+        yield slice(start, min(n, start + size))
+
+
+SPLITS = 3
+
+
+def split_exact(x: F64, terms: int) -> F32:
+    """Return x as three float32 columns that float32 arithmetic can add up without any rounding.
+
+    Column c is a multiple of a power of two chosen so that a sum of `terms` of its entries stays within 24 bits; the columns
+    together hold x to about 1e-11 of its largest entry. So a float32 product of a 0/1 matrix with them is exact.
+
+    Parameters
+    ----------
+    x
+        Shape (N,).
+    terms
+        Longest sum that will be taken in float32.
+    """
+    columns, rest = [], x
+    for _ in range(SPLITS):
+        largest = float(np.abs(rest).max(initial=0.0))
+        if largest == 0.0:
+            columns.append(np.zeros(x.size, dtype=np.float32))
+            continue
+        unit = 2.0 ** (np.ceil(np.log2(largest)) + np.ceil(np.log2(terms)) - 24)
+        part = np.round(rest / unit) * unit
+        columns.append(part.astype(np.float32))
+        rest = rest - part
+    return np.stack(columns, axis=1)
+
+
+def joined(sums: F64, scale: int) -> F64:
+    """Add up the three columns of one scale."""
+    return sums[:, SPLITS * scale : SPLITS * (scale + 1)].sum(axis=1)
+
+
+# ------------------------------------------------------------------------------------------------ item side
+def item_moments(cells: Cells, views: list[ScaleView]) -> list[tuple[F64, F64]]:
+    """Return, per scale, (C, s): attempts at the nodes and ability-weighted successes of every item.
+
+    Returns
+    -------
+    list of (C, s)
+        C of shape (n_items, Q), or (1, Q) where the block is complete; s of shape (n_items,); both float64.
+    """
+    if isinstance(cells, SparseCells):
+        shape = (cells.n_items, cells.n_models)
+        attempts = csr_array((cells.n, cells.indices, cells.indptr), shape=shape)
+        successes = csr_array((cells.k, cells.indices, cells.indptr), shape=shape)
+        return [(attempts @ v.weights.astype(np.float64), successes @ v.theta) for v in views]
+    complete = cells.is_complete
+    counts = [
+        v.weights.sum(axis=0, dtype=np.float64)[None, :] if complete else np.zeros((cells.n_items, v.nodes.count))
+        for v in views
+    ]
+    abilities = np.concatenate([split_exact(v.theta, MODEL_PIECE) for v in views], axis=1)
+    sums = np.zeros((cells.n_items, abilities.shape[1]))
+    for items in pieces(cells.n_items, ITEM_PIECE):
+        for models in pieces(cells.n_models, MODEL_PIECE):
+            attempts32, successes32 = cells.piece(items, models)
+            sums[items] += successes32 @ abilities[models]
+            if attempts32 is not None:
+                for view, count in zip(views, counts, strict=True):
+                    count[items] += attempts32 @ view.weights[models]
+    if not complete:  # float32 sums of B drift together; the row sums are known exactly
+        for count in counts:
+            count *= (cells.attempts / np.maximum(count.sum(axis=1), 1e-300))[:, None]
+    return [(c, joined(sums, i)) for i, c in enumerate(counts)]
+
+
+def own_cells(cells: Cells, rows: NDArray[np.int64], theta: F64) -> tuple[F64, F64]:
+    """Return the observers' abilities and attempts of a few items, padded with zero attempts.
+
+    Returns
+    -------
+    points, weights
+        Shape (len(rows), most observers among them).
+    """
+    longest = max(int(cells.observers[rows].max(initial=0)), 1)
+    points, weights = np.zeros((rows.size, longest)), np.zeros((rows.size, longest))
+    if isinstance(cells, SparseCells):
+        for out, row in enumerate(rows):  # a handful of items, each a slice copy
+            span = slice(int(cells.indptr[row]), int(cells.indptr[row + 1]))
+            size = span.stop - span.start
+            points[out, :size], weights[out, :size] = theta[cells.indices[span]], cells.n[span]
+        return points, weights
+    filled = np.zeros(rows.size, dtype=np.int64)
+    for models in pieces(cells.n_models, MODEL_PIECE):
+        attempts = _attempts_of(cells, rows, models)
+        item, model = np.nonzero(attempts)
+        order = np.arange(item.size) - np.searchsorted(item, item)  # place among this item's cells of the piece
+        place = filled[item] + order
+        points[item, place] = theta[models][model]
+        weights[item, place] = attempts[item, model]
+        filled += np.bincount(item, minlength=rows.size)
+    return points, weights
+
+
+def _attempts_of(cells: DenseCells, rows: NDArray[np.int64], models: slice) -> F32:
+    parts = []
+    for row in rows:
+        attempts, successes = cells.piece(slice(int(row), int(row) + 1), models)
+        parts.append(np.ones_like(successes) if attempts is None else attempts)
+    return np.concatenate(parts, axis=0) if parts else np.zeros((0, models.stop - models.start), dtype=np.float32)
+
+
+def solve_own(cells: Cells, rows: NDArray[np.int64], weighted: F64, view: ScaleView, tolerance: float) -> ItemSolution:
+    """Solve a few items on their own cells, exactly."""
+    points, weights = own_cells(cells, rows, view.theta)
+    problem = ItemProblem(
+        points, weights, cells.successes[rows], weighted, view.ridge.discrimination, view.ridge.easiness
+    )
+    return solve_items(problem, tolerance=tolerance)
+
+
+def solve_block(cells: Cells, view: ScaleView, counts: F64, weighted: F64, tolerance: float = 1e-6) -> ItemSolution:
+    """Solve the items of a block on the nodes; items with fewer observers than nodes on their own cells.
+
+    Parameters
+    ----------
+    cells, view
+        The block and the scale.
+    counts, weighted
+        From `item_moments`.
+    tolerance
+        In standard errors.
+    """
+    problem = ItemProblem(
+        view.nodes.abilities, counts, cells.successes, weighted, view.ridge.discrimination, view.ridge.easiness
+    )
+    few = np.flatnonzero(cells.observers < view.nodes.count)
+    if few.size == 0:
+        return solve_items(problem, tolerance=tolerance)
+    if few.size == cells.n_items:
+        if cells.is_complete:
+            shared = ItemProblem(
+                view.theta, np.ones((1, view.theta.size)), cells.successes, weighted, problem.ridge_a, problem.ridge_b
+            )
+            return solve_items(shared, tolerance=tolerance)
+        return solve_own(cells, few, weighted, view, tolerance)
+    many = np.flatnonzero(cells.observers >= view.nodes.count)
+    on_nodes = solve_items(problem.take(many), tolerance=tolerance)
+    own = solve_own(cells, few, weighted[few], view, tolerance)
+    merged = [np.empty(cells.n_items) for _ in range(4)]
+    for target, name in zip(merged, ("a", "b", "objective", "residual"), strict=True):
+        target[many], target[few] = getattr(on_nodes, name), getattr(own, name)
+    return ItemSolution(*merged, repeats=max(on_nodes.repeats, own.repeats))
+
+
+# ------------------------------------------------------------------------------------------------ model side
+def ability_tables(cells: Cells, views: list[ScaleView], solutions: list[ItemSolution]) -> list[tuple[F64, F64]]:
+    """Return, per scale, (G, S): the gradient of every model at every node, and its weighted score.
+
+    Returns
+    -------
+    list of (G, S)
+        G of shape (n_models, Q), or (1, Q) where the block is complete; S of shape (n_models,).
+    """
+    tables, scores = [], []
+    for view, items in zip(views, solutions, strict=True):
+        x = items.a[:, None] * view.nodes.abilities + items.b[:, None]
+        tables.append(items.a[:, None] * (0.5 * (1.0 + np.tanh(0.5 * x))))
+        scores.append(items.a)
+    if isinstance(cells, SparseCells):
+        shape = (cells.n_items, cells.n_models)
+        attempts = csr_array((cells.n, cells.indices, cells.indptr), shape=shape).T
+        successes = csr_array((cells.k, cells.indices, cells.indptr), shape=shape).T
+        return [(attempts @ t, successes @ a) for t, a in zip(tables, scores, strict=True)]
+    earned = np.concatenate([split_exact(a, ITEM_PIECE) for a in scores], axis=1)
+    sums = np.zeros((cells.n_models, earned.shape[1]))
+    complete = cells.is_complete
+    gradients = [
+        t.sum(axis=0)[None, :] if complete else np.zeros((cells.n_models, t.shape[1])) for t in tables
+    ]
+    tables32 = [t.astype(np.float32) for t in tables]
+    for items_piece in pieces(cells.n_items, ITEM_PIECE):
+        for models in pieces(cells.n_models, MODEL_PIECE):
+            attempts32, successes32 = cells.piece(items_piece, models)
+            sums[models] += successes32.T @ earned[items_piece]
+            if attempts32 is not None:
+                for gradient, table in zip(gradients, tables32, strict=True):
+                    gradient[models] += attempts32.T @ table[items_piece]
+    return [(g, joined(sums, i)) for i, g in enumerate(gradients)]
+
+
+# ------------------------------------------------------------------------------------------------ exact sums
+@dataclass
+class ItemSums:
+    """Exact sums over the models, per item: loss, n P theta, n P, and the curvature n P(1-P) times theta^2, theta, 1."""
+
+    loss: float
+    theta_p: F64
+    p: F64
+    aa: F64
+    ab: F64
+    bb: F64
+
+
+@dataclass
+class ExactResult:
+    """Everything the exact evaluation of a block yields for one scale.
+
+    Attributes
+    ----------
+    a, b
+        Item parameters, exact for the abilities given.
+    loss
+        ``sum n softplus(x) - k x`` over the block's cells, float64, no node involved.
+    residual
+        KKT residual of each item, in standard errors, shape (n_items,).
+    gradient
+        Per model: ``sum_j a_j (n P - k)``, shape (n_models,).
+    information
+        Per model: ``sum_j n a_j^2 P (1-P)``.
+    item_information
+        Curvature (aa, ab, bb) of each item without the ridge, each of shape (n_items,).
+    node_loss
+        The loss as the nodes see it at the same parameters; the difference is the node error.
+    """
+
+    a: F64
+    b: F64
+    loss: float
+    residual: F64
+    gradient: F64
+    information: F64
+    item_information: tuple[F64, F64, F64]
+    node_loss: float = field(default=0.0)
+
+
+def exact_block(cells: Cells, view: ScaleView, solution: ItemSolution, counts: F64, weighted: F64) -> ExactResult:
+    """Finish the items on their own cells and evaluate everything exactly.
+
+    Items take Newton steps from the node solution until their residual on the cells is below tolerance; an item for which that
+    does not help is solved on its own cells from scratch, where every step is checked against the objective.
+    """
+    a, b = solution.a.copy(), solution.b.copy()
+    ridge_a, ridge_b = view.ridge.discrimination, view.ridge.easiness
+    gradient, information = np.zeros(cells.n_models), np.zeros(cells.n_models)
+    residual = np.empty(cells.n_items)
+    curvature = tuple(np.empty(cells.n_items) for _ in range(3))
+    loss = 0.0
+    size = cells.n_items if isinstance(cells, SparseCells) else EXACT_ITEM_PIECE
+    for items in pieces(cells.n_items, size):
+        previous = np.full(items.stop - items.start, np.inf)
+        for attempt in range(6):
+            sums, model_sums = exact_sums(cells, items, view.theta, a[items], b[items])
+            grad_a = sums.theta_p - weighted[items] + ridge_a * a[items]
+            grad_b = sums.p - cells.successes[items] + ridge_b * b[items]
+            da, db, length = newton_step(a[items], grad_a, grad_b, sums.aa + ridge_a, sums.ab, sums.bb + ridge_b)
+            open_items = length > ITEM_TOLERANCE
+            if not open_items.any() or attempt == 5:
+                break
+            growing = np.flatnonzero(open_items & (length > 0.5 * previous))
+            step = np.where(open_items, 1.0, 0.0)
+            a[items] = np.maximum(a[items] + step * da, 0.0)
+            b[items] += step * db
+            if growing.size:
+                own = solve_own(cells, growing + items.start, weighted[items][growing], view, 0.01 * ITEM_TOLERANCE)
+                a[growing + items.start], b[growing + items.start] = own.a, own.b
+            previous = length
+        residual[items] = length
+        for target, value in zip(curvature, (sums.aa, sums.ab, sums.bb), strict=True):
+            target[items] = value
+        loss += sums.loss
+        gradient += model_sums[0]
+        information += model_sums[1]
+    loss -= float(cells.successes @ b + weighted @ a)
+    gradient -= scores(cells, a)
+    return ExactResult(
+        a, b, loss, residual, gradient, information, (curvature[0], curvature[1], curvature[2]),
+        node_loss=_node_loss(view, counts, cells, weighted, a, b),
+    )  # fmt: skip
+
+
+def _node_loss(view: ScaleView, counts: F64, cells: Cells, weighted: F64, a: F64, b: F64) -> float:
+    x = a[:, None] * view.nodes.abilities + b[:, None]
+    softplus = np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
+    total = float((softplus.sum(axis=0) @ counts[0]) if counts.shape[0] == 1 else np.einsum("jq,jq->", counts, softplus))
+    return total - float(cells.successes @ b + weighted @ a)
+
+
+def scores(cells: Cells, a: F64) -> F64:
+    """Return S: every model's successes weighted by discrimination, shape (n_models,), float64."""
+    if isinstance(cells, SparseCells):
+        return np.bincount(cells.indices, weights=cells.k * a[cells.item], minlength=cells.n_models)
+    total = np.zeros(cells.n_models)
+    for items in pieces(cells.n_items, ITEM_PIECE):
+        for models in pieces(cells.n_models, MODEL_PIECE):
+            total[models] += a[items] @ cells.piece(items, models)[1].astype(np.float64)
+    return total
+
+
+def exact_sums(cells: Cells, items: slice, theta: F64, a: F64, b: F64) -> tuple[ItemSums, tuple[F64, F64]]:
+    """Evaluate every observed cell of some items once, in float64.
+
+    Returns
+    -------
+    ItemSums
+        Per item sums and the loss ``sum n softplus(x)`` (the part in k is linear and added by the caller).
+    (gradient, information)
+        Per model ``sum_j n a_j P`` and ``sum_j n a_j^2 P (1-P)``, shape (n_models,).
+    """
+    if isinstance(cells, SparseCells):
+        return _exact_sparse(cells, items, theta, a, b)
+    n_items = items.stop - items.start
+    per_item = np.zeros((n_items, 5))
+    gradient, information = np.zeros(cells.n_models), np.zeros(cells.n_models)
+    loss = 0.0
+    left = np.stack([a, b], axis=1)
+    squares = a * a
+    for models in pieces(cells.n_models, EXACT_MODEL_PIECE):
+        attempts, _ = cells.piece(items, models)
+        th = theta[models]
+        x = left @ np.stack([th, np.ones_like(th)])
+        bound = np.abs(a).max() * np.abs(th).max() + np.abs(b).max()
+        if bound <= SAFE_EXPONENT and cells.is_binary:
+            piece_loss, p, w = _cells_fast(x, attempts)
+        else:
+            piece_loss, p, w = _cells_safe(x, attempts)
+        loss += piece_loss
+        basis = np.stack([np.ones_like(th), th, th * th], axis=1)
+        per_item[:, :2] += p @ basis[:, :2]
+        per_item[:, 2:] += w @ basis
+        gradient[models] += a @ p
+        information[models] += squares @ w
+    sums = ItemSums(loss, per_item[:, 1], per_item[:, 0], per_item[:, 4], per_item[:, 3], per_item[:, 2])
+    return sums, (gradient, information)
+
+
+def _cells_fast(x: F64, attempts: F32 | None) -> tuple[float, F64, F64]:
+    """Loss, n P and n P(1-P) where no cell has more than one attempt and |x| is bounded.
+
+    The logarithms of sixteen cells are taken of their product: one logarithm instead of sixteen.
+    """
+    odds = np.exp(x)
+    if attempts is not None:
+        odds *= attempts
+    base = odds + 1.0
+    whole = base.shape[0] // 16 * 16
+    loss = 0.0
+    if whole:
+        product = np.multiply.reduce(base[:whole].reshape(whole // 16, 16, -1), axis=1)
+        loss += float(np.log(product).sum())
+    if whole < base.shape[0]:
+        loss += float(np.log(np.multiply.reduce(base[whole:], axis=0)).sum())
+    p = np.divide(odds, base, out=odds)
+    w = np.divide(p, base, out=base)
+    return loss, p, w
+
+
+def _cells_safe(x: F64, attempts: F32 | None) -> tuple[float, F64, F64]:
+    e = np.exp(-np.abs(x))
+    upper = 1.0 / (1.0 + e)
+    p = np.where(x >= 0.0, upper, e * upper)
+    w = e * upper * upper
+    softplus = np.maximum(x, 0.0) + np.log1p(e)
+    if attempts is None:
+        return float(softplus.sum()), p, w
+    n = attempts.astype(np.float64)
+    return float(np.einsum("jm,jm->", n, softplus)), p * n, w * n
+
+
+def _exact_sparse(
+    cells: SparseCells, items: slice, theta: F64, a: F64, b: F64
+) -> tuple[ItemSums, tuple[F64, F64]]:
+    span = slice(int(cells.indptr[items.start]), int(cells.indptr[items.stop]))
+    item, model, n = cells.item[span] - items.start, cells.indices[span], cells.n[span]
+    th = theta[model]
+    loss, p, w = _cells_safe((a[item] * th + b[item])[None, :], n[None, :].astype(np.float64))
+    p, w = p[0], w[0]
+    size = items.stop - items.start
+
+    def by_item(value: F64) -> F64:
+        return np.bincount(item, weights=value, minlength=size)
+
+    sums = ItemSums(loss, by_item(p * th), by_item(p), by_item(w * th * th), by_item(w * th), by_item(w))
+    gradient = np.bincount(model, weights=p * a[item], minlength=cells.n_models)
+    information = np.bincount(model, weights=w * a[item] ** 2, minlength=cells.n_models)
+    return sums, (gradient, information)

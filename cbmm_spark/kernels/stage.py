@@ -1,0 +1,350 @@
+"""What one partition of item blocks contributes to an iteration, and what a partition of models makes of it.
+
+A pass takes theta and returns, for every scale, sums over items (tables, scores, exact gradients) plus a few totals. It is the
+same code in one process and in a Spark worker; `fit` moves the sums, this module computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmm_spark.kernels.abilities import interpolate, newton_abilities, solve_from_table
+from cbmm_spark.kernels.cells import F32, Cells, SparseCells
+from cbmm_spark.kernels.items import ItemSolution
+from cbmm_spark.kernels.model import F64, Ridge, standard_gauge
+from cbmm_spark.kernels.nodes import Nodes, weight_matrix
+from cbmm_spark.kernels.passes import (
+    ITEM_PIECE,
+    MODEL_PIECE,
+    ExactResult,
+    ScaleView,
+    ability_tables,
+    exact_block,
+    item_moments,
+    pieces,
+    solve_block,
+)
+
+Mode = Literal["nodes", "exact", "late"]
+"""``nodes``: items and tables on the nodes. ``exact``: items on their own cells, tables corrected by exact gradients.
+``late``: items on their own cells, models by Newton steps from exact sums; no table at all."""
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ScaleTask:
+    """What a pass must know of one scale; small enough to travel in a closure.
+
+    Attributes
+    ----------
+    name
+        Scale.
+    benchmarks
+        Benchmarks whose items belong to it.
+    models
+        Positions of the scale's models among all models, increasing, shape (N,).
+    theta
+        Their abilities, shape (N,).
+    nodes, ridge
+        Grid and penalty (for parameters divided by sigma).
+    mode
+        What to compute.
+    """
+
+    name: str
+    benchmarks: frozenset[str]
+    models: Index
+    theta: F64
+    nodes: Nodes
+    ridge: Ridge
+    mode: Mode
+
+    @cached_property
+    def weights(self) -> F32:
+        """B of the scale's models, shape (N, Q): computed once a partition, not sent."""
+        return weight_matrix(self.nodes, self.theta)
+
+    def places(self, models: Index) -> Index | slice:
+        """Return where a block's models stand among the scale's; every model with a response is one of them."""
+        return columns(np.searchsorted(self.models, models))
+
+    def view(self, models: Index | slice) -> ScaleView:
+        """Return what a block needs of these models, given by their places."""
+        return ScaleView(self.theta[models], self.nodes, self.weights[models], self.ridge)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave B behind when sent to a worker."""
+        return {k: v for k, v in self.__dict__.items() if k != "weights"}
+
+
+@dataclass
+class Totals:
+    """Sums over the items of one scale; `add` merges two."""
+
+    loss: float = 0.0
+    node_error: float = 0.0
+    penalty: float = 0.0
+    a_square: float = 0.0
+    ab_sum: float = 0.0
+    residual: float = 0.0
+    repeats: int = 0
+
+    def add(self, other: Totals) -> None:
+        """Merge: sums add, residual and repeats take the larger."""
+        self.loss += other.loss
+        self.node_error += other.node_error
+        self.penalty += other.penalty
+        self.a_square += other.a_square
+        self.ab_sum += other.ab_sum
+        self.residual = max(self.residual, other.residual)
+        self.repeats = max(self.repeats, other.repeats)
+
+
+@dataclass
+class ScaleSums:
+    """Per-model sums of one scale over some item blocks.
+
+    Attributes
+    ----------
+    table
+        G at the nodes, shape (N, Q); None in mode ``late``.
+    score
+        S, shape (N,).
+    gradient, information
+        Exact sums at theta, shape (N,); zero in mode ``nodes``.
+    totals
+        Sums over items.
+    """
+
+    table: F64 | None
+    score: F64
+    gradient: F64
+    information: F64
+    totals: Totals = field(default_factory=Totals)
+
+    @classmethod
+    def zeros(cls, task: ScaleTask) -> ScaleSums:
+        """Return empty sums for a task."""
+        size = task.theta.size
+        table = None if task.mode == "late" else np.zeros((size, task.nodes.count))
+        return cls(table, np.zeros(size), np.zeros(size), np.zeros(size))
+
+    def add(self, other: ScaleSums) -> None:
+        """Add another partition's sums."""
+        if self.table is not None and other.table is not None:
+            self.table += other.table
+        self.score += other.score
+        self.gradient += other.gradient
+        self.information += other.information
+        self.totals.add(other.totals)
+
+
+def columns(models: Index) -> Index | slice:
+    """Return a slice where the models are consecutive numbers: slices copy nothing."""
+    if models.size and models[-1] - models[0] + 1 == models.size:
+        return slice(int(models[0]), int(models[-1]) + 1)
+    return models
+
+
+def add_block(cells: Cells, models: Index, tasks: Sequence[ScaleTask], sums: Mapping[str, ScaleSums]) -> None:
+    """Add one item block to the sums of every scale it belongs to.
+
+    Parameters
+    ----------
+    cells
+        The block.
+    models
+        Which model (position among all models) each column is, increasing, shape (n_models,).
+    tasks
+        The scales this block's benchmark belongs to.
+    sums
+        By scale name; added to.
+    """
+    places = [task.places(models) for task in tasks]
+    views = [task.view(where) for task, where in zip(tasks, places, strict=True)]
+    moments = item_moments(cells, views)
+    solutions: list[ItemSolution] = []
+    tabled: list[int] = []
+    for number, (task, view, (counts, weighted)) in enumerate(zip(tasks, views, moments, strict=True)):
+        solution = solve_block(cells, view, counts, weighted)
+        out = sums[task.name]
+        if task.mode == "nodes":
+            ridge = 0.5 * (task.ridge.discrimination * solution.a**2 + task.ridge.easiness * solution.b**2)
+            out.totals.loss += float((solution.objective - ridge).sum())
+            residual = solution.residual
+        else:
+            exact = exact_block(cells, view, solution, counts, weighted)
+            solution = ItemSolution(exact.a, exact.b, solution.objective, exact.residual, solution.repeats)
+            _add_exact(out, places[number], exact)
+            residual = exact.residual
+        _add_items(out.totals, task.ridge, solution, residual)
+        solutions.append(solution)
+        if task.mode != "late":
+            tabled.append(number)
+    if tabled:
+        results = ability_tables(cells, [views[i] for i in tabled], [solutions[i] for i in tabled])
+        for number, (gradient, score) in zip(tabled, results, strict=True):
+            out = sums[tasks[number].name]
+            assert out.table is not None
+            out.table[places[number]] += gradient
+            out.score[places[number]] += score
+
+
+def _add_items(totals: Totals, ridge: Ridge, items: ItemSolution, residual: F64) -> None:
+    a_square = float(items.a @ items.a)
+    totals.a_square += a_square
+    totals.ab_sum += float(items.a @ items.b)
+    totals.penalty += 0.5 * (ridge.discrimination * a_square + ridge.easiness * float(items.b @ items.b))
+    totals.residual = max(totals.residual, float(residual.max(initial=0.0)))
+    totals.repeats = max(totals.repeats, items.repeats)
+
+
+def _add_exact(out: ScaleSums, where: Index | slice, exact: ExactResult) -> None:
+    out.totals.loss += exact.loss
+    out.totals.node_error += exact.node_loss - exact.loss
+    out.gradient[where] += exact.gradient
+    out.information[where] += exact.information
+
+
+# ------------------------------------------------------------------------------------------------ models
+@dataclass
+class ModelResult:
+    """What the model stage returns for some models; arrays of shape (N,).
+
+    Attributes
+    ----------
+    theta
+        Image of the alternation, before the gauge.
+    information
+        Fisher information at the old theta (exact) or the new (tables).
+    residual
+        Exact gradient, ridge included, in standard errors; NaN-free zeros in mode ``nodes``.
+    """
+
+    theta: F64
+    information: F64
+    residual: F64
+
+
+def model_stage(task: ScaleTask, theta: F64, sums: ScaleSums) -> ModelResult:
+    """Update the abilities of some models from their summed tables and exact sums.
+
+    Parameters
+    ----------
+    task
+        The scale (its own theta is not used, so that a part of the models can be given).
+    theta
+        Current abilities of these models.
+    sums
+        Their sums.
+    """
+    ridge = task.ridge.ability
+    if task.mode == "nodes":
+        assert sums.table is not None
+        update = solve_from_table(task.nodes, sums.table, sums.score, ridge)
+        return ModelResult(update.theta, update.information, np.zeros_like(theta))
+    gradient = sums.gradient + ridge * theta
+    residual = np.abs(gradient) / np.sqrt(np.maximum(sums.information + ridge, 1e-300))
+    if task.mode == "late":
+        limit = 0.5 * float(task.nodes.slope(np.array([0.5 * (task.nodes.count - 1)]))[0])
+        new = newton_abilities(theta, sums.gradient, sums.information, ridge, limit)
+        return ModelResult(new, sums.information, residual)
+    assert sums.table is not None
+    tabulated, _ = interpolate(task.nodes, sums.table, theta)
+    update = solve_from_table(task.nodes, sums.table, sums.score, ridge, sums.gradient + sums.score - tabulated)
+    return ModelResult(update.theta, sums.information, residual)
+
+
+# ------------------------------------------------------------------------------------------------ counts
+@dataclass
+class Counts:
+    """Per-model counts of one scale, each of shape (M,) for all models or (N,) for the scale's own, and totals over items.
+
+    Attributes
+    ----------
+    attempts, successes
+        Sum of n and k.
+    items
+        Number of items with at least one attempt.
+    easiness
+        Sum over attempts of the items' smoothed log-odds: what an average model would have earned.
+    n_items
+        Items with at least one response.
+    cells
+        Observed cells.
+    """
+
+    attempts: F64
+    successes: F64
+    items: F64
+    easiness: F64
+    n_items: int = 0
+    cells: int = 0
+
+    @classmethod
+    def zeros(cls, size: int) -> Counts:
+        """Return empty counts."""
+        return cls(np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size))
+
+    def of(self, models: Index) -> Counts:
+        """Return the counts of some models only."""
+        return Counts(
+            self.attempts[models], self.successes[models], self.items[models], self.easiness[models],
+            self.n_items, self.cells,
+        )  # fmt: skip
+
+    def add(self, other: Counts) -> None:
+        """Add another partition's counts."""
+        self.attempts += other.attempts
+        self.successes += other.successes
+        self.items += other.items
+        self.easiness += other.easiness
+        self.n_items += other.n_items
+        self.cells += other.cells
+
+
+def count_block(cells: Cells, models: Index, out: Counts) -> None:
+    """Add one block's counts."""
+    where = columns(models)
+    share = (cells.successes + 0.5) / (cells.attempts + 1.0)
+    odds = np.log(share) - np.log1p(-share)
+    out.n_items += int(np.count_nonzero(cells.observers))
+    out.cells += int(cells.observers.sum())
+    size = cells.n_models
+    if isinstance(cells, SparseCells):
+        out.attempts[where] += np.bincount(cells.indices, weights=cells.n, minlength=size)
+        out.successes[where] += np.bincount(cells.indices, weights=cells.k, minlength=size)
+        out.items[where] += np.bincount(cells.indices, minlength=size)
+        out.easiness[where] += np.bincount(cells.indices, weights=cells.n * odds[cells.item], minlength=size)
+        return
+    parts = np.zeros((4, size))
+    for items in pieces(cells.n_items, ITEM_PIECE):
+        for span in pieces(size, MODEL_PIECE):
+            attempts, successes = cells.piece(items, span)
+            parts[1, span] += successes.sum(axis=0, dtype=np.float64)
+            if attempts is None:
+                attempts = np.ones_like(successes)
+            parts[0, span] += attempts.sum(axis=0, dtype=np.float64)
+            parts[2, span] += np.count_nonzero(attempts, axis=0)
+            parts[3, span] += odds[items] @ attempts
+    out.attempts[where] += parts[0]
+    out.successes[where] += parts[1]
+    out.items[where] += parts[2]
+    out.easiness[where] += parts[3]
+
+
+def initial_abilities(counts: Counts) -> F64:
+    """Return the start: standardised log-odds of smoothed accuracy, less the mean easiness of the items answered.
+
+    Source: method.md section 3, "Initial theta".
+    """
+    share = (counts.successes + 0.5) / (counts.attempts + 1.0)
+    raw = np.log(share) - np.log1p(-share) - counts.easiness / np.maximum(counts.attempts, 1.0)
+    return standard_gauge(raw).abilities(raw)
