@@ -10,6 +10,7 @@ DEMO    := demo
 CLEAN_ENV := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 .PHONY: help setup rescore test test-faults lint bench dist clean
 
 help:

@@ -110,7 +110,10 @@ def _add_simulate(commands: Any) -> None:
     for each in dataclasses.fields(SimulateConfig):
         kind = type(each.default)
         parser.add_argument(
-            f"--{each.name}", type=kind, metavar=kind.__name__.upper(), help=f"simulate.{each.name} ({each.default})"
+            f"--{each.name.replace('_', '-')}",
+            type=kind,
+            metavar=kind.__name__.upper(),
+            help=f"simulate.{each.name} ({each.default})",
         )
 
 

@@ -134,8 +134,14 @@ class SimulateConfig:
     models: int = _within(400, 2)
     benchmarks: int = _within(5, 1)
     items: int = _within(3000, 1)
+    start: str = "2025-05-01"
     months: int = _within(18, 1, 1200)
+    perfect: int = _within(2, 0)
+    hopeless: int = _within(2, 0)
     missing: float = _within(0.03, 0, 1, below=True)
+    mechanism: Literal["mcar", "mar", "mnar"] = "mcar"
+    not_run: float = _within(0.0, 0, 1, below=True)
+    discrimination: Literal["lognormal", "uniform"] = "lognormal"
     uninformative: float = _within(0.08, 0, 1)
     duplicates: float = _within(0.002, 0, 0.5)
     miskeyed: float = _within(0.002, 0, 1)
