@@ -121,7 +121,7 @@ def draw_tile(world: World, models: slice, items: slice | NDArray[np.intp], atte
     items
         Range, or numbers, of items.
     attempt
-        Which of the repeated attempts; whether a cell is missing is the same in all of them.
+        Which of the repeated attempts. Whether a cell is missing is decided with attempt 0, for all of them.
 
     Returns
     -------
@@ -132,12 +132,16 @@ def draw_tile(world: World, models: slice, items: slice | NDArray[np.intp], atte
     low, high, _ = models.indices(world.n_models)
     attempted = np.empty((len(item), max(0, high - low)), dtype=np.bool_)
     correct = np.empty_like(attempted)
-    keys = _keys(world.seed, "cells", low, high, attempt)
-    absent_keys = keys if attempt == 0 else _keys(world.seed, "cells", low, high, 0)
     step = max(1, TILE_CELLS // max(1, high - low))
+    first_keys, keys = _keys(world.seed, low, high, 0), _keys(world.seed, low, high, attempt)
     for first in range(0, len(item), step):
         part = slice(first, first + step)
-        _fill(world, slice(low, high), item[part], keys, absent_keys, attempt, attempted[part], correct[part])
+        _draw_first(world, slice(low, high), item[part], first_keys, attempted[part], correct[part])
+        if attempt:
+            _draw_answers(
+                world, slice(low, high), item[part], _hash(keys, world.items.source[item[part]]), correct[part]
+            )
+            correct[part] &= attempted[part]
     return Tile(attempted, correct)
 
 
@@ -186,43 +190,43 @@ def stream(seed: int, purpose: str) -> np.random.Generator:
     return np.random.default_rng([seed, *purpose.encode()])
 
 
-def _fill(
+def _draw_first(
     world: World,
     models: slice,
     item: NDArray[np.intp],
     keys: NDArray[np.uint64],
-    absent_keys: NDArray[np.uint64],
-    attempt: int,
     attempted: BoolArray,
     correct: BoolArray,
 ) -> None:
-    """Fill one tile: 24 high bits of a cell's hash decide the answer, 24 low bits of attempt 0's whether it is seen."""
+    """Fill one tile of first attempts: 24 high bits of a cell's hash decide the answer, 24 low bits its presence."""
     source = world.items.source[item]
     cells = _hash(keys, source)
-    a = (world.items.a[source] / world.sigma).astype(np.float32)[:, None]
-    b = (world.items.b[source] / world.sigma).astype(np.float32)[:, None]
-    odds = np.exp(np.minimum(-(a * world.theta[models].astype(np.float32) + b), np.float32(80.0)))
-    odds += 1.0
-    odds *= _uniform(cells >> np.uint64(40))
-    np.less(odds, 1.0, out=correct)  # u < 1 / (1 + exp(−x))
-    miskeyed = world.items.kind[item] == MISKEYED
-    correct[miskeyed] ^= True
-    forced = world.forced[models]
-    if forced.any():
-        correct[:, forced == 1], correct[:, forced == -1] = True, False
+    _draw_answers(world, models, item, cells, correct)
     if world.absence is None:
         attempted[...] = True
         return
-    if attempt:
-        cells = _hash(absent_keys, item)
-    else:
-        copies = np.flatnonzero(source != item)  # a copy shows the same answers, but is missing on its own
-        cells[copies] = _hash(absent_keys, item[copies])
+    copies = np.flatnonzero(source != item)  # a copy shows the same answers, but is missing on its own
+    cells[copies] = _hash(keys, item[copies])
     np.greater_equal(_uniform(cells & np.uint64(0xFFFFFF)), _absence(world, models, item, correct), out=attempted)
     anchor = world.anchor[item]
     if anchor.any():
         attempted[anchor] = world.run[models][:, world.items.benchmark[item[anchor]]].T
     correct &= attempted
+
+
+def _draw_answers(
+    world: World, models: slice, item: NDArray[np.intp], cells: NDArray[np.uint64], correct: BoolArray
+) -> None:
+    a = (world.items.a[item] / world.sigma).astype(np.float32)[:, None]
+    b = (world.items.b[item] / world.sigma).astype(np.float32)[:, None]
+    odds = np.exp(np.minimum(-(a * world.theta[models].astype(np.float32) + b), np.float32(80.0)))
+    odds += 1.0
+    odds *= _uniform(cells >> np.uint64(40))
+    np.less(odds, 1.0, out=correct)  # u < 1 / (1 + exp(−x))
+    correct[world.items.kind[item] == MISKEYED] ^= True
+    forced = world.forced[models]
+    if forced.any():
+        correct[:, forced == 1], correct[:, forced == -1] = True, False
 
 
 def _absence(world: World, models: slice, item: NDArray[np.intp], correct: BoolArray) -> NDArray[np.float32]:
@@ -266,7 +270,7 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return state
 
 
-def _keys(seed: int, purpose: str, low: int, high: int, attempt: int) -> NDArray[np.uint64]:
+def _keys(seed: int, low: int, high: int, attempt: int) -> NDArray[np.uint64]:
     """One 64-bit key a model (high − low,), whatever else is drawn."""
-    root = np.random.SeedSequence([seed, *purpose.encode(), attempt]).generate_state(1, np.uint64)
+    root = np.random.SeedSequence([seed, *b"cells", attempt]).generate_state(1, np.uint64)
     return _mix(np.arange(low + 1, high + 1, dtype=np.uint64) * _GAMMA + root)
