@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from cbmm_spark.tables.retry import CONFLICTS, with_commit_retry
 from cbmm_spark.tables.spec import TableSpec
 
 _NOTHING_THERE = {"PATH_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"}
+_NOTE_SETTING = "spark.databricks.delta.commitInfo.userMetadata"
 _NO_CATALOG = {"CATALOG_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE"}
 _NOT_DELTA = {"DELTA_TABLE_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_ONLY_OPERATION"}
 
@@ -178,6 +180,19 @@ class Warehouse:
     def overwrite(self, df: DataFrame, name: str, metadata: Mapping[str, Any] | None = None) -> None:
         """Replace all rows in one commit; parameters and errors are those of `append`."""
         self._write(df, name, metadata, lambda writer: writer.overwrite(F.lit(True)))
+
+    @contextmanager
+    def noted(self, metadata: Mapping[str, Any]) -> Iterator[None]:
+        """Give the commits made inside (MERGE, UPDATE, DELETE of `delta`) their ``userMetadata``."""
+        before = self.spark.conf.get(_NOTE_SETTING, None)
+        self.spark.conf.set(_NOTE_SETTING, commit_note(metadata))
+        try:
+            yield
+        finally:
+            if before is None:
+                self.spark.conf.unset(_NOTE_SETTING)
+            else:
+                self.spark.conf.set(_NOTE_SETTING, before)
 
     def _write(
         self, df: DataFrame, name: str, metadata: Mapping[str, Any] | None, commit: Callable[[DataFrameWriterV2], None]
