@@ -227,7 +227,7 @@ def check_warehouse(warehouse: str) -> None:
     InputError
         It has not.
     """
-    path = preflight.local_path(warehouse)
+    path = preflight.warehouse_path(warehouse)
     if path is not None and not (path / "responses").exists():
         raise InputError(f"the warehouse {warehouse} has no table responses: run `cbmm-spark ingest --input …` first")
 

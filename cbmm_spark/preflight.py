@@ -118,15 +118,18 @@ def _this_python() -> str:
 
 
 def local_path(location: str) -> Path | None:
-    """The local path behind a location, None where it is a URI of another scheme or a `catalog.schema`."""
+    """The path behind a location on a local disk, None where it is a URI of another scheme."""
     parts = urlsplit(location)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
-    if "://" in location or (parts.scheme and len(parts.scheme) > 1 and "/" in location.partition(":")[2]):
-        return None
-    if re.fullmatch(r"\w+\.\w+", location):
+    if "://" in location or (len(parts.scheme) > 1 and parts.path.startswith("/")):
         return None
     return Path(location)
+
+
+def warehouse_path(warehouse: str) -> Path | None:
+    """The folder of a warehouse on a local disk, None where it is elsewhere or a `catalog.schema`."""
+    return None if re.fullmatch(r"\w+\.\w+", warehouse) else local_path(warehouse)
 
 
 def check_writable(warehouse: str) -> None:
@@ -137,7 +140,7 @@ def check_writable(warehouse: str) -> None:
     ConfigError
         Its nearest existing parent is not a folder or not writable.
     """
-    path = local_path(warehouse)
+    path = warehouse_path(warehouse)
     if path is None:
         return
     existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())

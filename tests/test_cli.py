@@ -1,0 +1,223 @@
+"""The command line: exit codes, one-line errors, nothing started and nothing written where the request cannot work."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbmm_spark import cli
+from cbmm_spark.config import SimulateConfig
+from cbmm_spark.errors import CbmmError, ConfigError, ConflictError, InputError, NotConvergedError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def input_file(tmp_path: Path) -> str:
+    path = tmp_path / "input.csv"
+    path.write_text("model,item,correct\nm,i,1\n", encoding="utf-8")
+    return str(path)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, without a Java anywhere: what ends early must not even look for it."""
+    return subprocess.run(
+        [sys.executable, "-m", "cbmm_spark.cli", *arguments],
+        env={"PYTHONPATH": str(ROOT), "PATH": "/nowhere", "HOME": os.environ.get("HOME", "/")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+REFUSED = [
+    ([], 2, "COMMAND"),
+    (["publish"], 2, "invalid choice: 'publish'"),
+    (["ingest"], 2, "--input"),
+    (["simulate"], 2, "--out"),
+    (["ingest", "--inp", "x"], 2, "--input"),
+    (["ingest", "--input", "gone.csv"], 3, "the input gone.csv does not exist"),
+    (["ingest", "--input", "gone-*.csv"], 3, "the input gone-*.csv does not exist"),
+    (["ingest", "--input", "empty.csv"], 3, "the input empty.csv is empty"),
+    (["ingest", "--input", "empty"], 3, "the input folder empty is empty"),
+    (["ingest", "--input", "full.csv", "--config", "gone.toml"], 2, "gone.toml does not exist"),
+    (["ingest", "--input", "full.csv", "--config", "broken.toml"], 2, "broken.toml is not valid TOML"),
+    (["ingest", "--input", "full.csv", "--config", "unknown.toml"], 2, "did you mean solver.tolerance?"),
+    (["ingest", "--input", "full.csv", "--set", "solver.tolerance=0"], 2, "solver.tolerance"),
+    (["ingest", "--input", "full.csv", "--output", "xml"], 2, "--output"),
+    (["ingest", "--input", "full.csv", "--warehouse", "full.csv/below"], 2, "is not a folder"),
+    (["ingest", "--input", "full.csv", "--warehouse", " "], 2, "--warehouse is empty"),
+    (["ingest", "--input", "full.csv"], 2, "Java was not found"),
+    (["rescore"], 3, "run `cbmm-spark ingest"),
+    (["rescore", "--warehouse", "gone"], 3, "the warehouse gone has no table responses"),
+    (["rescore", "--as-of", "2026-02-30"], 2, "'2026-02-30' is not a date"),
+    (["rescore", "--as-of", "yesterday"], 2, "YYYY-MM-DD"),
+    (["simulate", "--out", "full.csv"], 2, "full.csv is a file"),
+    (["simulate", "--out", "new", "--models", "1"], 2, "simulate.models on the command line must be at least 2"),
+    (["simulate", "--out", "new", "--models", "few"], 2, "--models"),
+    (["simulate", "--out", "new", "--mechanism", "magic"], 2, "simulate.mechanism"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"), REFUSED, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_what_cannot_work_ends_early_with_one_line_and_writes_nothing(
+    tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "full.csv").write_text("model,item,correct\nm,i,1\n", encoding="utf-8")
+    (tmp_path / "broken.toml").write_text("[solver", encoding="utf-8")
+    (tmp_path / "unknown.toml").write_text("[solver]\ntolerence = 1.0\n", encoding="utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    started = time.monotonic()
+    done = run(*arguments)
+    seconds = time.monotonic() - started
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert done.stderr.startswith("cbmm-spark: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+    assert seconds < 5  # far below what starting Spark takes, with room for a busy machine
+
+
+def test_no_heavy_library_is_loaded_before_the_checks() -> None:
+    program = (
+        "import sys, cbmm_spark.cli; cbmm_spark.cli.main(['ingest', '--input', 'gone']);"
+        "print(sorted({'pyspark', 'pandas', 'numpy', 'scipy', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["ingest", "--help"], ["rescore", "--help"], ["simulate", "--help"]])
+def test_help_is_help(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: cbmm-spark" in done.stdout
+
+
+def test_every_key_of_the_simulation_is_an_option() -> None:
+    said = run("simulate", "--help").stdout
+    for each in dataclasses.fields(SimulateConfig):
+        assert f"--{each.name.replace('_', '-')} " in said
+
+
+def test_version() -> None:
+    from cbmm_spark import __version__
+
+    assert run("--version").stdout == f"cbmm-spark {__version__}\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    read: int = 1
+
+
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ingest command with everything behind the command line taken out."""
+
+    @contextlib.contextmanager
+    def no_session(*_arguments: object) -> Iterator[None]:
+        yield None
+
+    monkeypatch.setattr(cli, "_spark", no_session)
+
+
+def ingest_raising(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> None:
+    import cbmm_spark.ingest
+
+    def ingest(*_arguments: object, **_options: Any) -> Report:
+        if error is not None:
+            raise error
+        return Report()
+
+    monkeypatch.setattr(cbmm_spark.ingest, "ingest", ingest)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("a\n  b"), 2),
+        (InputError("a b"), 3),
+        (NotConvergedError("a b"), 4),
+        (ConflictError("a b"), 5),
+        (CbmmError("a b"), 1),
+    ],
+)
+def test_an_expected_error_is_one_line_and_its_code(
+    without_spark: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    input_file: str,
+    error: CbmmError,
+    code: int,
+) -> None:
+    ingest_raising(monkeypatch, error)
+    assert cli.main(["ingest", "--input", input_file]) == code
+    assert capfd.readouterr() == ("", "cbmm-spark: a b\n")
+
+
+def test_an_unexpected_error_shows_where_it_came_from(
+    without_spark: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], input_file: str
+) -> None:
+    ingest_raising(monkeypatch, ZeroDivisionError("oh"))
+    assert cli.main(["ingest", "--input", input_file]) == 1
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("Traceback")
+    assert said.err.endswith("ZeroDivisionError: oh\n")
+
+
+def test_ctrl_c_is_one_line_and_130(
+    without_spark: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], input_file: str
+) -> None:
+    ingest_raising(monkeypatch, KeyboardInterrupt())
+    assert cli.main(["ingest", "--input", input_file]) == 130
+    assert capfd.readouterr() == ("", "cbmm-spark: interrupted; nothing of this run was published\n")
+
+
+def test_success_is_0_and_one_json_line(
+    without_spark: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], input_file: str
+) -> None:
+    ingest_raising(monkeypatch, None)
+    assert cli.main(["ingest", "--input", input_file, "--warehouse", "w"]) == 0
+    said = capfd.readouterr()
+    assert said.err == ""
+    line = json.loads(said.out)
+    assert (line["event"], line["read"]) == ("ingested", 1)
+    assert line["table"].endswith("responses")
+
+
+def test_the_session_is_stopped_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cbmm_spark.session
+
+    stopped = []
+    monkeypatch.setattr(cbmm_spark.session, "build_session", lambda *_arguments: "session")
+    monkeypatch.setattr(cbmm_spark.session, "stop_session", stopped.append)
+    from cbmm_spark.config import Config
+
+    with pytest.raises(ZeroDivisionError), cli._spark(Config(), "test"):
+        raise ZeroDivisionError
+    assert stopped == ["session"]
