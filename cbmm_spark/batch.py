@@ -1,0 +1,176 @@
+"""One input as a batch: validated, one row per key, counted.
+
+The input is read twice: once for its files and number of rows (of Parquet that is metadata alone) and once to be
+validated and shuffled by benchmark and model. It is read a third time only where rows were refused or contradict each
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.storagelevel import StorageLevel
+
+from cbmm_spark.config import IngestConfig
+from cbmm_spark.errors import InputError
+from cbmm_spark.responses import KEY, MISSING, one_row_per_key, resolve_conflicts, validate
+from cbmm_spark.tables import BENCHMARK_BUCKETS
+
+
+@contextmanager
+def persisted(frame: DataFrame) -> Iterator[DataFrame]:
+    """Keep a frame in memory and on disk for a block."""
+    kept = frame.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield kept
+    finally:
+        kept.unpersist()
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a frame of one row per key holds."""
+
+    rows: int
+    keys: int
+    disputed: int
+    missing: int
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The validated input.
+
+    Attributes
+    ----------
+    path
+        The input.
+    accepted
+        Key, score, evaluated_at, source, benchmark_bucket: persisted, keys unique and not null.
+    models
+        The model_id of these, distinct: persisted.
+    judged
+        `validate`'s frame, not persisted.
+    undecidable
+        Keys whose rows contradict each other, or None.
+    read
+        Rows of the input.
+    invalid
+        Rows refused by themselves, without those of undecidable keys.
+    counts
+        Of the accepted rows.
+    """
+
+    path: str
+    accepted: DataFrame
+    models: DataFrame
+    judged: DataFrame
+    undecidable: DataFrame | None
+    read: int
+    invalid: int
+    counts: Counts
+
+
+def make_batch(raw: DataFrame, rules: IngestConfig, path: str, held: ExitStack) -> Batch:
+    """Validate, bring together and count.
+
+    Parameters
+    ----------
+    raw
+        A reader's frame.
+    rules
+        `config.ingest`.
+    path
+        For messages.
+    held
+        What is persisted is released with it.
+
+    Raises
+    ------
+    InputError
+        There is no row, or rows contradict each other and the rule for duplicates is `error`.
+    """
+    sources = held.enter_context(persisted(raw.groupBy("source").agg(F.count("*").alias("rows"))))
+    total = sources.agg(
+        F.sum("rows").alias("rows"), F.count("*").alias("files"), F.min("source").alias("source")
+    ).head()
+    if total is None or not total["rows"]:
+        raise InputError(f"{path} holds no rows")
+    judged = validate(raw, rules)
+    valid = judged.where(F.col("reason").isNull()).withColumn("source_hash", F.xxhash64("source"))
+    keys = held.enter_context(persisted(one_row_per_key(valid)))
+    all_valid = _count(keys)
+    accepted, counts, undecidable = keys, all_valid, None
+    if all_valid.disputed:
+        accepted, undecidable = _resolve(keys, valid, rules, path, held)
+        counts = _count(accepted)
+    only_source = total["source"] if total["files"] == 1 else None
+    responses = _as_responses(accepted, sources, only_source)
+    return Batch(
+        path=path,
+        accepted=responses,
+        models=held.enter_context(persisted(responses.select("model_id").distinct())),
+        judged=judged,
+        undecidable=undecidable if counts.rows < all_valid.rows else None,
+        read=total["rows"],
+        invalid=total["rows"] - all_valid.rows,
+        counts=counts,
+    )
+
+
+def agree() -> Column:
+    """Whether all rows of a key have one score."""
+    return F.col("lowest") == F.col("highest")
+
+
+def _count(keys: DataFrame) -> Counts:
+    row = keys.agg(
+        F.coalesce(F.sum("n_rows"), F.lit(0)).alias("rows"),
+        F.count("*").alias("keys"),
+        F.count_if(~agree()).alias("disputed"),
+        F.count_if(agree() & (F.col("lowest") == MISSING)).alias("missing"),
+        F.collect_set(_bucket()).alias("buckets"),
+    ).head()
+    assert row is not None
+    return Counts(row["rows"], row["keys"], row["disputed"], row["missing"], tuple(sorted(row["buckets"])))
+
+
+def _bucket() -> Column:
+    return F.pmod(F.xxhash64("benchmark"), F.lit(BENCHMARK_BUCKETS)).cast("int")
+
+
+def _resolve(
+    keys: DataFrame, valid: DataFrame, rules: IngestConfig, path: str, held: ExitStack
+) -> tuple[DataFrame, DataFrame]:
+    """The keys with one score, by the rule for duplicates where rows disagree, and the keys that stay undecided."""
+    disputed = keys.where(~agree()).select(*KEY)
+    if rules.duplicates == "error":
+        first = disputed.orderBy(*KEY).head()
+        assert first is not None
+        example = name_key(first.asDict())
+        raise InputError(f"{path} has rows of different scores for {example}; ingest.duplicates = error refuses that")
+    rows = valid.join(disputed, list(KEY), "left_semi")
+    decided = held.enter_context(persisted(resolve_conflicts(rows, rules.duplicates)))
+    accepted = keys.where(agree()).unionByName(decided.where(agree()).select(*keys.columns))
+    return accepted, decided.where(~agree()).select(*KEY)
+
+
+def name_key(row: Mapping[str, object]) -> str:
+    """A response's key in words."""
+    return f"model {row['model_id']!r}, item {row['item_id']!r} of {row['benchmark']!r}, attempt {row['attempt']}"
+
+
+def _as_responses(keys: DataFrame, sources: DataFrame, only_source: str | None) -> DataFrame:
+    """The columns of a response. Files are known by a hash until here, so that the shuffle is narrow."""
+    if only_source is not None:
+        named = keys.withColumn("source", F.lit(only_source))
+    else:
+        names = sources.select("source", F.xxhash64("source").alias("source_hash"))
+        named = keys.join(F.broadcast(names), "source_hash")
+    score = F.when(F.col("lowest") != MISSING, F.col("lowest")).alias("score")
+    return named.select(*KEY, score, "evaluated_at", "source", _bucket().alias("benchmark_bucket"))

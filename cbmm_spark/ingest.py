@@ -1,0 +1,99 @@
+"""Ingest: evaluation results of any known format → `responses`, `models`, `items`, `quarantine`.
+
+The way of a batch: read (`readers`) → validate (`responses`) → one row per key, the one shuffle (`batch`) → compare
+with what is stored, numbers for new keys (`dimensions`), one commit to `responses` with only the rows that differ
+(`merge`) → refused rows (`quarantine`). Repeating an ingest changes nothing, and one that was killed anywhere is
+completed by repeating it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from datetime import UTC, datetime
+
+from pyspark.sql import SparkSession
+
+from cbmm_spark.batch import make_batch
+from cbmm_spark.config import Config
+from cbmm_spark.errors import ConfigError
+from cbmm_spark.ingest_report import Example, IngestReport
+from cbmm_spark.merge import commit_batch
+from cbmm_spark.quarantine import keep_refused
+from cbmm_spark.readers import ReadOptions, read_source
+from cbmm_spark.readers.files import reading
+from cbmm_spark.tables import Warehouse
+
+__all__ = ["Example", "IngestReport", "ingest"]
+
+_UTC_NAMES = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
+
+
+def ingest(
+    spark: SparkSession,
+    warehouse: Warehouse,
+    config: Config,
+    path: str,
+    format: str = "auto",
+    benchmark: str | None = None,
+    model: str | None = None,
+) -> IngestReport:
+    """Take evaluation results into the warehouse.
+
+    Parameters
+    ----------
+    spark
+        A session with Delta, in UTC.
+    warehouse
+        Its tables are created if the input is good.
+    config
+        `ingest` is read.
+    path
+        File, folder or glob.
+    format
+        One of `readers.FORMATS`.
+    benchmark, model
+        For a source that has no column for them.
+
+    Returns
+    -------
+    IngestReport
+        What became of each row.
+
+    Raises
+    ------
+    InputError
+        The input is missing, empty or unusable, or rows contradict each other under `duplicates = "error"`. Nothing is
+        written.
+    ConfigError
+        The format is unknown or the session is not in UTC.
+    ConflictError
+        Other ingests kept committing first; what is written is whole, and repeating is safe.
+    """
+    if spark.conf.get("spark.sql.session.timeZone") not in _UTC_NAMES:
+        raise ConfigError("the Spark session is not in UTC: set spark.sql.session.timeZone=UTC")
+    rules = config.ingest
+    options = ReadOptions(rules.columns, rules.default_benchmark, benchmark, model)
+    raw, name, reason = read_source(spark, path, format, options)
+    started = datetime.now(UTC)
+    with ExitStack() as held:
+        with reading(path):
+            batch = make_batch(raw.frame, rules, path, held)
+        became = commit_batch(warehouse, batch, rules.duplicates, started)
+        refused = keep_refused(warehouse, batch, started)
+    return IngestReport(
+        path=path,
+        format=name,
+        format_reason=reason,
+        notes=raw.notes,
+        read=batch.read,
+        accepted=batch.counts.keys,
+        new=became.get("new", 0),
+        unchanged=became.get("unchanged", 0),
+        corrected=became.get("corrected", 0),
+        redated=became.get("redated", 0),
+        superseded=became.get("superseded", 0),
+        collapsed=batch.counts.rows - batch.counts.keys,
+        missing=batch.counts.missing,
+        quarantined={reason: count for reason, (count, _) in refused.items()},
+        examples={reason: examples for reason, (_, examples) in refused.items()},
+    )

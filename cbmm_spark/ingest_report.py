@@ -1,0 +1,118 @@
+"""What an ingest did, for people and for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_LONGEST_EXAMPLE = 300  # characters of a refused row that a report shows; the quarantine table has all
+
+
+@dataclass(frozen=True)
+class Example:
+    """A refused row: its file, its row number there from 0 where known, and its beginning as JSON."""
+
+    source: str
+    position: int | None
+    raw: str
+
+    @staticmethod
+    def of(source: str, position: int | None, raw: str) -> Example:
+        """An example whose row is cut to a readable length, visibly."""
+        return Example(source, position, raw if len(raw) <= _LONGEST_EXAMPLE else raw[:_LONGEST_EXAMPLE] + " …")
+
+    def line(self) -> str:
+        """For a person."""
+        where = self.source if self.position is None else f"{self.source} row {self.position}"
+        return f"{self.raw}  ({where})"
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """Rows by what became of them.
+
+    read = accepted + collapsed + all of quarantined, and accepted = new + unchanged + corrected + redated + superseded.
+
+    Attributes
+    ----------
+    path, format, format_reason
+        The input, the format it was read as, and why.
+    notes
+        Decisions made on the way, such as a default that was applied.
+    read
+        Rows of the input (cells of a wide table).
+    accepted
+        Responses in it: valid rows, each key once.
+    new, unchanged
+        Responses not seen before; responses that are stored already.
+    corrected
+        Another score than the stored one, which was replaced.
+    redated
+        The stored score with an earlier date, or the first date; the date was updated.
+    superseded
+        Another score than the stored one, which the duplicates rule kept.
+    collapsed
+        Rows that repeat a response of the same input.
+    missing
+        Accepted responses without a verdict.
+    quarantined, examples
+        Refused rows by reason, and up to three of each.
+    """
+
+    path: str
+    format: str
+    format_reason: str
+    notes: tuple[str, ...]
+    read: int
+    accepted: int
+    new: int
+    unchanged: int
+    corrected: int
+    redated: int
+    superseded: int
+    collapsed: int
+    missing: int
+    quarantined: Mapping[str, int]
+    examples: Mapping[str, tuple[Example, ...]]
+
+    @property
+    def refused(self) -> int:
+        """All quarantined rows."""
+        return sum(self.quarantined.values())
+
+    @property
+    def changed(self) -> bool:
+        """Whether `responses` has a new version."""
+        return bool(self.new or self.corrected or self.redated)
+
+    def as_json(self) -> str:
+        """One line of JSON with sorted keys."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, ensure_ascii=False)
+
+    def lines(self) -> list[str]:
+        """The report for a person; counts of zero are left out."""
+        told = [f"{self.path}: read as {self.format} ({self.format_reason})"]
+        told += [f"  note: {note}" for note in self.notes]
+        told.append(f"  {self.read:>12,} rows read")
+        for name in ("accepted", "new", "unchanged", "corrected", "redated", "superseded", "collapsed", "missing"):
+            count = getattr(self, name)
+            if count or name == "accepted":
+                told.append(f"  {count:>12,} {_MEANINGS[name]}")
+        for reason, count in self.quarantined.items():
+            told.append(f"  {count:>12,} quarantined: {reason}")
+            told += [f"               {example.line()}" for example in self.examples.get(reason, ())]
+        return told
+
+
+_MEANINGS = {
+    "accepted": "responses accepted, of these",
+    "new": "new",
+    "unchanged": "unchanged",
+    "corrected": "corrected: another score replaced the stored one",
+    "redated": "redated: the same score with an earlier or a first date",
+    "superseded": "superseded: the stored score was kept by the duplicates rule",
+    "collapsed": "rows repeated a response of this input",
+    "missing": "accepted responses have no verdict",
+}

@@ -1,0 +1,219 @@
+"""The commit of a batch to `responses`: compare with what is stored, number new keys, write only what differs.
+
+Delta has no unique keys, so two writers are kept apart by its conflict detection: the write is always a MERGE (without
+changed rows an insert-only one, which adds files and rewrites none), never a blind append, which Delta would let pass
+beside another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from delta.exceptions.base import ConcurrentWriteException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from cbmm_spark import dimensions
+from cbmm_spark.batch import Batch, name_key, persisted
+from cbmm_spark.errors import InputError
+from cbmm_spark.readers.files import session_settings
+from cbmm_spark.responses import KEY
+from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
+from cbmm_spark.tables.warehouse import commit_note
+
+CHANGES = ("new", "corrected", "redated")
+"""What is written; `unchanged` and `superseded` rows are not."""
+
+Rule = Literal["latest", "first", "error"]
+
+_MODELS_BY_NUMBER = 500  # up to so many models the comparison lists their numbers, above it gives a range
+_ITEMS_TO_BROADCAST = 1_000_000  # names of items, about 100 bytes each, that an executor surely holds
+
+
+def commit_batch(warehouse: Warehouse, batch: Batch, rule: Rule, started: datetime) -> dict[str, int]:
+    """Make `responses`, `models` and `items` hold the batch.
+
+    Parameters
+    ----------
+    warehouse
+        Its tables are created if there is something to write.
+    batch
+        The accepted rows.
+    rule
+        `ingest.duplicates`.
+    started
+        The ingest's time, UTC.
+
+    Returns
+    -------
+    dict
+        Rows by what became of them (see `compare`).
+
+    Raises
+    ------
+    InputError
+        A score differs from the stored one and the rule is `error`; nothing is written.
+    ConflictError
+        Other ingests kept committing first.
+    """
+    if batch.counts.keys == 0:
+        return {}
+    # A rival's commit repeats the comparison with what is stored, not the reading of the input.
+    commit = _Commit(warehouse, batch, rule, started)
+    return with_commit_retry(commit.once, warehouse.location("responses"))
+
+
+def compare(accepted: DataFrame, stored: DataFrame, rule: Rule) -> DataFrame:
+    """What becomes of each accepted row beside the stored one of its key, as column `became`.
+
+    `new`: none is stored. `unchanged`: the same score, and no earlier date. `redated`: the same score with an earlier
+    date, or with a date where none was stored; the date is updated. `superseded`: another score that loses to the
+    stored one (`latest`: it is dated before it; `first`: it is not dated before it). `corrected`: another score, which
+    replaces the stored one.
+    """
+    old = stored.select(
+        *KEY,
+        "benchmark_bucket",
+        F.col("score").alias("old_score"),
+        F.col("evaluated_at").alias("old_date"),
+        F.lit(True).alias("is_stored"),
+    )
+    joined = accepted.join(old, [*KEY, "benchmark_bucket"], "left")
+    date, old_date = F.col("evaluated_at"), F.col("old_date")
+    same = F.col("score").eqNullSafe(F.col("old_score"))
+    earlier = F.coalesce(date < old_date, F.lit(False))
+    dated_now = date.isNotNull() & old_date.isNull()
+    loses = ~earlier if rule == "first" else earlier
+    became = (
+        F.when(F.col("is_stored").isNull(), "new")
+        .when(same & (earlier | dated_now), "redated")
+        .when(same, "unchanged")
+        .when(loses, "superseded")
+        .otherwise("corrected")
+    )
+    # A correction without a date does not erase the date that is known.
+    new_date = F.when(became == "corrected", F.coalesce(date, old_date)).otherwise(date)
+    return (
+        joined.withColumn("became", became)
+        .withColumn("evaluated_at", new_date)
+        .drop("old_score", "old_date", "is_stored")
+    )
+
+
+@contextmanager
+def merge_settings(spark: SparkSession, note: Mapping[str, str]) -> Iterator[None]:
+    """Settings of a MERGE whose source is persisted and laid out as it should be: no copy, no second shuffle of it."""
+    with session_settings(
+        spark,
+        spark__databricks__delta__commitInfo__userMetadata=commit_note(note),
+        spark__databricks__delta__merge__materializeSource="none",
+        spark__databricks__delta__merge__repartitionBeforeWrite__enabled="false",
+    ):
+        yield
+
+
+@dataclass(frozen=True)
+class _Commit:
+    warehouse: Warehouse
+    batch: Batch
+    rule: Rule
+    started: datetime
+
+    @property
+    def note(self) -> dict[str, str]:
+        """Said about each commit."""
+        return {"command": "ingest", "input": self.batch.path}
+
+    def once(self) -> dict[str, int]:
+        """Compare and commit; a conflict with another writer passes to the caller, who tries again."""
+        stored = self._stored()
+        with ExitStack() as held:
+            if stored is None:
+                counts, changes = {"new": self.batch.counts.keys}, self.batch.accepted
+            else:
+                compared = held.enter_context(persisted(compare(self.batch.accepted, stored, self.rule)))
+                rows = compared.groupBy("became").count().collect()  # at most five
+                counts = {row["became"]: row["count"] for row in rows}
+                changes = compared.where(F.col("became").isin(*CHANGES))
+                self._refuse_contradictions(counts, compared)
+            if any(counts.get(change) for change in CHANGES):
+                self._write(changes, counts)
+        return counts
+
+    def _known_models(self) -> tuple[int, int, int]:
+        """How many of the batch's models have a number, the lowest and the highest of these."""
+        index = F.col("model_index")
+        known = self.warehouse.read("models").join(F.broadcast(self.batch.models), "model_id", "left_semi")
+        row = known.agg(F.count("*"), F.coalesce(F.min(index), F.lit(0)), F.coalesce(F.max(index), F.lit(0))).head()
+        assert row is not None
+        return row[0], row[1], row[2]
+
+    def _stored(self) -> DataFrame | None:
+        """The stored rows of the batch's models, None if none of them was ever seen."""
+        if not (self.warehouse.exists("responses") and self.warehouse.exists("models")):
+            return None
+        count, lowest, highest = self._known_models()
+        if count == 0:
+            return None
+        index = F.col("model_index")
+        numbers: Column = index.between(lowest, highest)
+        if count <= _MODELS_BY_NUMBER:
+            known = self.warehouse.read("models").join(F.broadcast(self.batch.models), "model_id", "left_semi")
+            numbers = index.isin([row["model_index"] for row in known.select("model_index").collect()])
+        # Both conditions skip files: buckets are partitions, and files are written in the order of the models.
+        buckets = F.col("benchmark_bucket").isin(list(self.batch.counts.buckets))
+        return self.warehouse.read("responses").where(numbers & buckets)
+
+    def _refuse_contradictions(self, counts: Mapping[str, int], compared: DataFrame) -> None:
+        if self.rule != "error" or not (counts.get("corrected") or counts.get("superseded")):
+            return
+        differing = compared.where(F.col("became").isin("corrected", "superseded"))
+        first = differing.orderBy(*KEY).head()
+        assert first is not None
+        raise InputError(
+            f"{self.batch.path} has another score than the stored one for {name_key(first.asDict())}; "
+            "ingest.duplicates = error refuses that"
+        )
+
+    def _write(self, changes: DataFrame, counts: Mapping[str, int]) -> None:
+        self.warehouse.ensure("responses", "quarantine", "models", "items")
+        dimensions.register(self.warehouse, dimensions.MODELS, changes, self.note)
+        dimensions.register(self.warehouse, dimensions.ITEMS, changes, self.note)
+        updates = sum(counts.get(change, 0) for change in ("corrected", "redated"))
+        written = self._merge(self._numbered(changes), with_updates=bool(updates))
+        if written != (counts.get("new", 0), updates):
+            # Another ingest committed some of these keys after the comparison. No row is doubled; compare once more.
+            raise ConcurrentWriteException("responses changed since they were compared")
+
+    def _numbered(self, changes: DataFrame) -> DataFrame:
+        models = self.warehouse.read("models").select("model_id", "model_index")
+        items = self.warehouse.read("items").select("benchmark", "item_id", "item_index")
+        few = items.count() <= _ITEMS_TO_BROADCAST  # Delta answers from its log
+        return (
+            changes.join(F.broadcast(models), "model_id")
+            .join(F.broadcast(items) if few else items, ["benchmark", "item_id"])
+            .withColumn("ingested_at", F.lit(self.started).cast("timestamp"))
+            .sortWithinPartitions("benchmark_bucket", "model_index", "benchmark", "item_index", "attempt")
+        )
+
+    def _merge(self, rows: DataFrame, with_updates: bool) -> tuple[int, int]:
+        """Inserted and updated rows of the one commit."""
+        _, lowest, highest = self._known_models()
+        buckets = ", ".join(map(str, self.batch.counts.buckets))
+        skipping = f"t.benchmark_bucket IN ({buckets}) AND t.model_index BETWEEN {lowest} AND {highest}"
+        key = ("benchmark_bucket", "model_index", "item_index", "attempt", "benchmark")
+        same = " AND ".join(f"t.{name} = s.{name}" for name in key)
+        merge = self.warehouse.delta("responses").alias("t").merge(rows.alias("s"), f"{skipping} AND {same}")
+        if with_updates:
+            changed = ("score", "evaluated_at", "source", "ingested_at")
+            merge = merge.whenMatchedUpdate(set={name: F.col(f"s.{name}") for name in changed})
+        columns = SPECS["responses"].column_names
+        merge = merge.whenNotMatchedInsert(values={name: F.col(f"s.{name}") for name in columns})
+        with merge_settings(self.warehouse.spark, self.note):
+            outcome = merge.execute().head()
+        assert outcome is not None
+        return int(outcome["num_inserted_rows"]), int(outcome["num_updated_rows"])

@@ -1,0 +1,90 @@
+"""Evaluation formats. `READERS` is the registry; a new format is a module with one `Reader` and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pyspark.sql import SparkSession
+
+from cbmm_spark.errors import ConfigError, InputError
+from cbmm_spark.readers import delimited, delta, jsonl, parquet, wide
+from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame, Reader, ReadOptions, Sample, assign_roles
+from cbmm_spark.readers.files import look_at
+
+READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        reader.name: reader
+        for reader in (delta.READER, parquet.READER, jsonl.READER, delimited.READER, wide.WIDE_MODELS, wide.WIDE_ITEMS)
+    }
+)
+"""All formats by name, in the order in which they are tried."""
+
+_FAMILIES = MappingProxyType(
+    {
+        "auto": tuple(READERS),
+        "long": ("delta", "parquet", "jsonl", "csv"),
+        "wide": ("wide-models", "wide-items"),
+    }
+)
+
+FORMATS = (*_FAMILIES, *READERS)
+"""What `--format` accepts."""
+
+
+def read_source(spark: SparkSession, path: str, format: str, options: ReadOptions) -> tuple[RawFrame, str, str]:
+    """Find out the format of a source and give its raw frame.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    path
+        File, folder or glob on any file system Spark knows.
+    format
+        One of `FORMATS`.
+    options
+        Column names and what the command line gave.
+
+    Returns
+    -------
+    frame, name, reason
+        The raw frame (lazy), the format's name, and why it was chosen.
+
+    Raises
+    ------
+    ConfigError
+        There is no such format.
+    InputError
+        The source is missing, empty, or not what the format needs.
+    """
+    if format not in FORMATS:
+        raise ConfigError(f"unknown format {format}: use one of {', '.join(FORMATS)}")
+    sample = look_at(spark, path, options.columns)
+    name, reason = (format, "given") if format in READERS else _detect(sample, format, options)
+    return READERS[name].read(spark, sample, options), name, reason
+
+
+def _detect(sample: Sample, family: str, options: ReadOptions) -> tuple[str, str]:
+    for name in _FAMILIES[family]:
+        reason = READERS[name].detect(sample)
+        if reason:
+            return name, reason
+    raise InputError(_not_told(sample, family, options))
+
+
+def _not_told(sample: Sample, family: str, options: ReadOptions) -> str:
+    """Why no format fits: mostly a needed column is missing, which is said as for a long table."""
+    header = wide.header_of(sample)
+    if "\x00" in sample.first_line and not sample.parquet_columns:
+        return f"{sample.path} is binary and not Parquet; use --format to say what it is"
+    told = "; a table of models × items needs --format wide-models (a row a model) or wide-items (a row an item)"
+    if family != "wide" and header and header[0].strip():
+        try:
+            assign_roles(header, options, sample.path)
+        except InputError as error:
+            return f"{error}{told}"
+    return f"{sample.path}: cannot tell its format from its first line{told}"
+
+
+__all__ = ["FORMATS", "RAW_COLUMNS", "READERS", "RawFrame", "ReadOptions", "Reader", "Sample", "read_source"]

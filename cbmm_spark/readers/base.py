@@ -1,0 +1,250 @@
+"""What a reader is, and the canonical raw frame that every reader gives.
+
+A reader turns one evaluation format into the same columns, without judging any value: ids are literal text, scores,
+dates and attempts keep the type they were stored with (text stays text). `cbmm_spark.responses` is the only place that
+judges them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+
+from cbmm_spark.config import ColumnsConfig
+from cbmm_spark.errors import InputError
+
+RAW_COLUMNS = (
+    "model_id", "benchmark", "item_id", "attempt", "score_raw", "evaluated_at_raw", "source", "position",
+    "problem", "raw",
+)  # fmt: skip
+"""Columns of the raw frame.
+
+model_id, benchmark, item_id
+    Text exactly as stored; null where the source has null.
+attempt, score_raw, evaluated_at_raw
+    As stored: text, or the type of a typed source.
+source, position
+    The file, and the row within it from 0 where the format has one (else null).
+problem
+    A reason for quarantine that only the reader can see (such as `malformed_row`), or null.
+raw
+    The row as JSON. Computed only for rows that are refused.
+"""
+
+FIRST_ATTEMPT = 1
+"""The attempt of a source that has no column for it."""
+
+ROLES = ("model", "item", "score", "benchmark", "attempt", "date")
+
+_ID_TYPES = (T.StringType, T.CharType, T.VarcharType, T.IntegralType, T.DecimalType, T.FractionalType, T.BooleanType,
+             T.BinaryType)  # fmt: skip
+_SCORE_TYPES = (T.StringType, T.CharType, T.VarcharType, T.NumericType, T.BooleanType, T.NullType)
+_DATE_TYPES = (T.StringType, T.CharType, T.VarcharType, T.IntegralType, T.DateType, T.TimestampType, T.TimestampNTZType,
+               T.NullType)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What the person who started the ingest said about the source.
+
+    Attributes
+    ----------
+    columns
+        The names under which each column may be found.
+    default_benchmark
+        The benchmark of a source that does not name one.
+    benchmark, model
+        Given on the command line, for a source without such a column.
+    """
+
+    columns: ColumnsConfig
+    default_benchmark: str = "default"
+    benchmark: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What detection may look at.
+
+    Attributes
+    ----------
+    path
+        As the user gave it.
+    files
+        Paths of the files behind it, sorted.
+    first_line
+        Of one of the files, as text (bytes that are not text are replaced).
+    parquet_columns
+        Column names where the files are Parquet.
+    is_delta
+        Whether the folder has a Delta log.
+    columns
+        The accepted column names.
+    """
+
+    path: str
+    files: Sequence[str]
+    first_line: str
+    parquet_columns: Sequence[str]
+    is_delta: bool
+    columns: ColumnsConfig
+
+
+@dataclass(frozen=True)
+class RawFrame:
+    """A frame with `RAW_COLUMNS` and what the reader decided on the way, in sentences for the report."""
+
+    frame: DataFrame
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One evaluation format.
+
+    Attributes
+    ----------
+    name
+        As given to `--format`.
+    description
+        One line for the help text.
+    detect
+        Why the sample is of this format, or None.
+    read
+        Gives the raw frame; lazily, no row is read yet.
+    """
+
+    name: str
+    description: str
+    detect: Callable[[Sample], str | None]
+    read: Callable[[SparkSession, Sample, ReadOptions], RawFrame]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which column of a source plays which role."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def find(role: str, present: Sequence[str], columns: ColumnsConfig) -> list[str]:
+    """The columns that may play a role, in order of preference: by exact name, else by name without regard to case."""
+    aliases = getattr(columns, role)
+    exact = [alias for alias in aliases if alias in present]
+    if exact:
+        return exact
+    return [name for alias in aliases for name in present if name.casefold() == alias.casefold()]
+
+
+def assign_roles(present: Sequence[str], options: ReadOptions, path: str) -> Roles:
+    """Find each role's column by the configured names; the first name of a role's list that is there is taken.
+
+    Raises
+    ------
+    InputError
+        A needed column is missing (the message lists those found and the names accepted), or one was given twice over.
+    """
+    names: dict[str, str] = {}
+    notes: list[str] = []
+    for role in ROLES:
+        found = find(role, present, options.columns)
+        if found:
+            names[role] = found[0]
+        if len(found) > 1:
+            notes.append(
+                f"column {found[0]} was taken as {role}, {', '.join(found[1:])} left out "
+                f"(ingest.columns.{role} sets the order)"
+            )
+    _check_roles(names, present, options, path)
+    return Roles(names, tuple(notes))
+
+
+def _check_roles(names: dict[str, str], present: Sequence[str], options: ReadOptions, path: str) -> None:
+    for role, given in (("model", options.model), ("benchmark", options.benchmark)):
+        if given is not None and role in names:
+            raise InputError(f"{path} has a column {names[role]}: leave out --{role}")
+    needed = [role for role in ("model", "item", "score") if not (role == "model" and options.model is not None)]
+    missing = [role for role in needed if role not in names]
+    if missing:
+        wanted = "; ".join(f"{role} ({' or '.join(getattr(options.columns, role))})" for role in missing)
+        hint = "; a single model's results need --model NAME" if missing == ["model"] else ""
+        raise InputError(f"{path} has no column for {wanted}. Its columns are: {_listed(present)}{hint}")
+
+
+def _listed(names: Sequence[str], most: int = 20) -> str:
+    shown = ", ".join(repr(name) if name.strip() != name or not name else name for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def column(name: str) -> Column:
+    """A column by its literal name, whatever characters it has."""
+    escaped = name.replace("`", "``")
+    return F.col(f"`{escaped}`")
+
+
+def canonical(
+    frame: DataFrame,
+    roles: Roles,
+    options: ReadOptions,
+    path: str,
+    *,
+    source: Column,
+    raw: Column,
+    position: Column | None = None,
+    problem: Column | None = None,
+) -> RawFrame:
+    """Give a long frame its canonical columns.
+
+    Raises
+    ------
+    InputError
+        A column has a type that cannot hold what it should (a list as a model's name).
+    """
+    types = {each.name: each.dataType for each in frame.schema.fields}
+    for role, allowed in (
+        ("model", _ID_TYPES), ("item", _ID_TYPES), ("benchmark", _ID_TYPES),
+        ("score", _SCORE_TYPES), ("attempt", _SCORE_TYPES), ("date", _DATE_TYPES),
+    ):  # fmt: skip
+        name = roles.names.get(role)
+        if name is not None and not isinstance(types[name], allowed):
+            raise InputError(f"{path}: column {name} is of type {types[name].simpleString()}, which cannot be a {role}")
+
+    def text(role: str, otherwise: str) -> Column:
+        return column(roles.names[role]).cast("string") if role in roles.names else F.lit(otherwise)
+
+    def as_stored(role: str, otherwise: Column) -> Column:
+        return column(roles.names[role]) if role in roles.names else otherwise
+
+    benchmark = options.benchmark if options.benchmark is not None else options.default_benchmark
+    notes = list(roles.notes)
+    if "benchmark" not in roles.names and options.benchmark is None:
+        notes.append(f"no benchmark named: ingest.default_benchmark ({benchmark}) was taken")
+    if "attempt" not in roles.names:
+        notes.append(f"no column for the attempt: every row is attempt {FIRST_ATTEMPT}")
+    return RawFrame(
+        frame.select(
+            text("model", options.model or "").alias("model_id"),
+            text("benchmark", benchmark).alias("benchmark"),
+            text("item", "").alias("item_id"),
+            as_stored("attempt", F.lit(FIRST_ATTEMPT)).alias("attempt"),
+            as_stored("score", F.lit(None)).alias("score_raw"),
+            as_stored("date", F.lit(None).cast("timestamp")).alias("evaluated_at_raw"),
+            source.alias("source"),
+            (F.lit(None).cast("long") if position is None else position).alias("position"),
+            (F.lit(None).cast("string") if problem is None else problem).alias("problem"),
+            raw.alias("raw"),
+        ),
+        tuple(notes),
+    )
+
+
+def row_as_json(frame: DataFrame, leave_out: Sequence[str] = ()) -> Column:
+    """All columns of a row as a JSON object, nulls included."""
+    kept = [column(name) for name in frame.columns if name not in leave_out]
+    return F.to_json(F.struct(*kept), {"ignoreNullFields": "false"})

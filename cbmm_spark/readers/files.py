@@ -1,0 +1,144 @@
+"""Looking at files through Spark, so that every file system Spark knows works, and turning its refusals into one
+line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from cbmm_spark.config import ColumnsConfig
+from cbmm_spark.errors import InputError
+from cbmm_spark.readers.base import Sample
+
+_LONGEST_FIRST_LINE = 16 << 20  # characters: the header of a wide table with 100,000 long names fits
+_FILES_LOOKED_AT = 10_000  # names on the driver for detection; reading itself lists them all
+
+# Spark's error conditions that are about the data given, by how the condition begins.
+_ABOUT_INPUT = {
+    "PATH_NOT_FOUND": "does not exist",
+    "UNABLE_TO_INFER_SCHEMA": "holds no data files of this format",
+    "FAILED_READ_FILE": "holds a file that cannot be read as the format it should have",
+    "CANNOT_READ_FILE_FOOTER": "holds a file that is not Parquet",
+    "FAILED_MERGE_SCHEMA": "holds files whose columns have different types",
+    "CANNOT_MERGE_SCHEMAS": "holds files whose columns have different types",
+    "CANNOT_MERGE_INCOMPATIBLE_DATA_TYPE": "holds files whose columns have different types",
+    "COLUMN_ALREADY_EXISTS": "has two columns of the same name",
+    "PARQUET_TYPE_": "has a Parquet column type that Spark cannot read",
+    "PARQUET_COLUMN_DATA_TYPE_MISMATCH": "holds files whose columns have different types",
+    "DELTA_TABLE_NOT_FOUND": "is not a Delta table",
+    "DELTA_MISSING_DELTA_TABLE": "is not a Delta table",
+    "DELTA_PATH_DOES_NOT_EXIST": "does not exist",
+    "DELTA_": "is a Delta table that cannot be read",
+    "_LEGACY_ERROR_TEMP_3241": "holds files whose headers differ",
+}
+_ABOUT_INPUT_TEXT = {
+    "is not a Parquet file": "holds a file that is not Parquet",
+    "CSV header does not conform": "holds files whose headers differ; ingest them one by one",
+    "Number of column in CSV header": "holds files whose headers differ; ingest them one by one",
+    "not a gzip file": "holds a file that ends in .gz but is not gzip",
+    "incorrect header check": "holds a file that ends in .gz but is not gzip",
+    "Unexpected end of input stream": "holds a compressed file that is cut off",
+    "Permission denied": "cannot be read: permission denied",
+}
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turn what Spark says about unreadable input into an `InputError`; anything else passes unchanged."""
+    try:
+        yield
+    except PySparkException as error:
+        complaint = _complaint(error)
+        if complaint is None:
+            raise
+        raise InputError(f"{path} {complaint}") from None
+
+
+def _complaint(error: PySparkException) -> str | None:
+    text = str(error)
+    for marker, complaint in _ABOUT_INPUT_TEXT.items():
+        if marker in text:
+            return complaint
+    condition = error.getCondition() or ""
+    candidates = (condition, *(text[1:].split("]")[:1] if text.startswith("[") else ()))
+    for marker, complaint in _ABOUT_INPUT.items():
+        if any(candidate.startswith(marker) for candidate in candidates) or f"[{marker}" in text:
+            return complaint
+    return None
+
+
+def look_at(spark: SparkSession, path: str, columns: ColumnsConfig) -> Sample:
+    """List the files behind a path and read the first line of one.
+
+    Raises
+    ------
+    InputError
+        There is nothing, or every file is empty.
+    """
+    if not path.strip():
+        raise InputError("no input path given")
+    if _has_delta_log(spark, path):
+        return Sample(path, (), "", (), True, columns)
+    files = _list(spark, path)
+    if not files:
+        raise InputError(f"{path} holds no files")
+    if not any(size for _, size in files):
+        raise InputError(f"{path} is empty")
+    names = [name for name, _ in files]
+    first = _first_line(spark, path)
+    parquet = all(name.lower().endswith((".parquet", ".pq")) for name in names) or first.startswith("PAR1")
+    return Sample(path, names, first, _parquet_columns(spark, path) if parquet else (), False, columns)
+
+
+def _list(spark: SparkSession, path: str) -> list[tuple[str, int]]:
+    with reading(path):
+        listed = binary_files(spark, path).select("path", "length").limit(_FILES_LOOKED_AT).collect()
+    return sorted((row.path, row.length) for row in listed)
+
+
+def binary_files(spark: SparkSession, path: str) -> DataFrame:
+    """One row per file: path, length, and the content where it is selected."""
+    return spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
+
+
+def _has_delta_log(spark: SparkSession, path: str) -> bool:
+    log = spark.read.format("binaryFile").option("pathGlobFilter", "*.json")
+    try:
+        return bool(log.load(f"{path.rstrip('/')}/_delta_log").select("path").head(1))
+    except PySparkException as error:
+        if (error.getCondition() or "").startswith("PATH_NOT_FOUND") or "is not a directory" in str(error).lower():
+            return False
+        raise
+
+
+def _first_line(spark: SparkSession, path: str) -> str:
+    lines = spark.read.option("recursiveFileLookup", "true").text(path)
+    with reading(path):
+        rows = lines.where("length(trim(value)) > 0").select(F.substring("value", 1, _LONGEST_FIRST_LINE)).head(1)
+    return str(rows[0][0]).removeprefix("\ufeff") if rows else ""
+
+
+def _parquet_columns(spark: SparkSession, path: str) -> Sequence[str]:
+    with reading(path):
+        return tuple(spark.read.parquet(path).columns)
+
+
+@contextmanager
+def session_settings(spark: SparkSession, **settings: str) -> Iterator[None]:
+    """Set Spark SQL settings (dots written as two underscores) for a block, and put the old values back."""
+    named = {name.replace("__", "."): value for name, value in settings.items()}
+    before = {name: spark.conf.get(name, None) for name in named}
+    try:
+        for name, value in named.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)

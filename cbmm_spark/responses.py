@@ -1,0 +1,236 @@
+"""What a response may be: validation, the fraction policy and the resolution of duplicates, as Spark SQL expressions.
+
+Every row either fulfils the contract of the `responses` table or carries one reason out of `REASONS`. Nothing is
+dropped, nothing is guessed: an unreadable score is never a wrong answer.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+
+from cbmm_spark.config import IngestConfig
+
+REASONS = (
+    "malformed_row",
+    "missing_model",
+    "missing_benchmark",
+    "missing_item",
+    "space_around_model",
+    "space_around_benchmark",
+    "space_around_item",
+    "unreadable_attempt",
+    "unreadable_score",
+    "score_out_of_range",
+    "fractional_score",
+    "unreadable_date",
+    "conflicting_duplicate",
+)
+"""Why a row is refused. A row with several faults has the first of this order."""
+
+KEY = ("benchmark", "model_id", "item_id", "attempt")
+"""What identifies a response."""
+
+SLICES = 32
+"""Slices of a benchmark's models: an ingest shuffles by benchmark and slice, which bounds its files per benchmark."""
+
+MISSING = -1.0
+"""Stands for "no verdict" where scores are compared; no score is negative."""
+
+# What has no ink at either end of a name: ASCII and Unicode white space, and the byte order mark.
+_BLANKS = "".join(map(chr, (*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029,
+                            0x202F, 0x205F, 0x3000, 0xFEFF)))  # fmt: skip
+_NO_VERDICT = ("", "nan", "null")
+_INFINITE = ("inf", "infinity")
+_NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
+_INTEGER = r"^[+-]?[0-9]{1,10}([.]0*)?$"
+
+
+def validate(raw: DataFrame, config: IngestConfig) -> DataFrame:
+    """Read and judge every row of a raw frame.
+
+    Parameters
+    ----------
+    raw
+        The columns `readers.RAW_COLUMNS`.
+    config
+        Fraction policy, threshold and date patterns.
+
+    Returns
+    -------
+    DataFrame
+        benchmark, model_id, item_id (strings, unchanged), attempt (int), score (double in [0, 1] or null),
+        evaluated_at (timestamp), source, position, reason (null for an acceptable row), raw.
+    """
+    types = {field.name: field.dataType for field in raw.schema.fields}
+    number, unreadable = _read_score(F.col("score_raw"), types["score_raw"])
+    attempt = _read_attempt(F.col("attempt"), types["attempt"])
+    date, date_unreadable = _read_date(F.col("evaluated_at_raw"), types["evaluated_at_raw"], config.date_formats)
+    read = raw.select(
+        "benchmark", "model_id", "item_id", "source", "position", "problem", "raw",
+        attempt.alias("attempt"), number.alias("number"), unreadable.alias("unreadable"),
+        date.alias("evaluated_at"), date_unreadable.alias("date_unreadable"),
+    )  # fmt: skip
+    number = F.col("number")
+    out_of_range = (number < 0.0) | (number > 1.0)
+    fractional = (number > 0.0) & (number < 1.0)
+    faults: list[tuple[Column, str | Column]] = [(F.col("problem").isNotNull(), F.col("problem"))]
+    names = (("model_id", "model"), ("benchmark", "benchmark"), ("item_id", "item"))
+    faults += [(_is_blank(F.col(name)), f"missing_{short}") for name, short in names]
+    faults += [(_has_space_around(F.col(name)), f"space_around_{short}") for name, short in names]
+    faults += [
+        (F.col("attempt").isNull(), "unreadable_attempt"),
+        (F.col("unreadable"), "unreadable_score"),
+        (out_of_range, "score_out_of_range"),
+    ]
+    if config.fractions == "reject":
+        faults.append((fractional, "fractional_score"))
+    faults.append((F.col("date_unreadable"), "unreadable_date"))
+    return read.select(
+        "benchmark", "model_id", "item_id", "attempt", _by_policy(number, fractional, config).alias("score"),
+        "evaluated_at", "source", "position", _first_fault(faults).alias("reason"), "raw",
+    )  # fmt: skip
+
+
+def _by_policy(number: Column, fractional: Column, config: IngestConfig) -> Column:
+    if config.fractions != "threshold":
+        return number
+    return F.when(fractional, (number >= F.lit(config.threshold)).cast("double")).otherwise(number)
+
+
+def _first_fault(faults: list[tuple[Column, str | Column]]) -> Column:
+    reason = F.lit(None).cast("string")
+    for condition, name in reversed(faults):
+        reason = F.when(condition, F.lit(name) if isinstance(name, str) else name).otherwise(reason)
+    return reason
+
+
+def _trimmed(column: Column) -> Column:
+    return F.trim(column, F.lit(_BLANKS))
+
+
+def _is_blank(column: Column) -> Column:
+    return column.isNull() | (F.length(_trimmed(column)) == 0)
+
+
+def _has_space_around(column: Column) -> Column:
+    return F.octet_length(_trimmed(column)) < F.octet_length(column)
+
+
+def _is_text(kind: T.DataType) -> bool:
+    return isinstance(kind, T.StringType | T.CharType | T.VarcharType)
+
+
+def _read_score(column: Column, kind: T.DataType) -> tuple[Column, Column]:
+    """The score as a double (null: no verdict; infinite where so written) and whether it cannot be read."""
+    if isinstance(kind, T.NullType):
+        return F.lit(None).cast("double"), F.lit(False)
+    if not _is_text(kind):
+        number = column.cast("double")
+        # + 0.0 turns -0.0 into 0.0, and NaN means that there is no verdict.
+        return F.when(~F.isnan(number), number + F.lit(0.0)), F.lit(False)
+    text = F.lower(_trimmed(column))
+    bare = F.ltrim(text, F.lit("+-"))
+    is_number = text.rlike(_NUMBER)
+    number = (
+        F.when(text == "1", 1.0)
+        .when(text == "0", 0.0)
+        .when(text == "true", 1.0)
+        .when(text == "false", 0.0)
+        .when(is_number, text.try_cast("double") + F.lit(0.0))
+        .when(bare.isin(*_INFINITE), F.lit(float("inf")))
+    )
+    unreadable = number.isNull() & text.isNotNull() & ~text.isin(*_NO_VERDICT)
+    return number, F.coalesce(unreadable, F.lit(False))
+
+
+def _read_attempt(column: Column, kind: T.DataType) -> Column:
+    """The attempt as an int from 0, null where it is no such number ("2.0", as pandas writes it, is one)."""
+    if _is_text(kind):
+        text = _trimmed(column)
+        number = F.when(text.rlike(_INTEGER), text.try_cast("double"))
+    elif isinstance(kind, T.NumericType):
+        number = column.cast("double")
+    else:
+        return F.lit(None).cast("int")
+    whole = (number == F.floor(number)) & number.between(0.0, float((1 << 31) - 1))
+    return F.when(whole, number.try_cast("int"))
+
+
+def _read_date(column: Column, kind: T.DataType, patterns: tuple[str, ...]) -> tuple[Column, Column]:
+    """The date as a UTC timestamp (null: none given) and whether it cannot be read."""
+    if isinstance(kind, T.NullType):
+        return F.lit(None).cast("timestamp"), F.lit(False)
+    if isinstance(kind, T.DateType | T.TimestampType | T.TimestampNTZType):
+        return column.cast("timestamp"), F.lit(False)
+    text = _trimmed(column.cast("string"))
+    given = F.when(F.length(text) > 0, text)
+    date = F.coalesce(*(F.try_to_timestamp(given, F.lit(pattern)) for pattern in patterns))
+    return date, given.isNotNull() & date.isNull()
+
+
+def one_row_per_key(valid: DataFrame) -> DataFrame:
+    """Bring the rows of each key together: one shuffle, whose layout is also that of the files written.
+
+    Parameters
+    ----------
+    valid
+        Acceptable rows of `validate`, with source_hash (long) in place of source.
+
+    Returns
+    -------
+    DataFrame
+        The key, n_rows, lowest and highest score (`MISSING` where there is no verdict), evaluated_at (the earliest
+        date), source_hash (the smallest). The scores of a key disagree where lowest < highest. All aggregates are of
+        fixed width, so that Spark hashes and does not sort.
+    """
+    score = F.coalesce("score", F.lit(MISSING))
+    slice_of_models = F.pmod(F.xxhash64("model_id"), F.lit(SLICES))
+    spread = valid.withColumn("slice", slice_of_models).repartition("benchmark", "slice")
+    return (
+        spread.groupBy("benchmark", "slice", "model_id", "item_id", "attempt")
+        .agg(
+            F.count("*").alias("n_rows"),
+            F.min(score).alias("lowest"),
+            F.max(score).alias("highest"),
+            F.min("evaluated_at").alias("evaluated_at"),
+            F.min("source_hash").alias("source_hash"),
+        )
+        .drop("slice")
+    )
+
+
+def resolve_conflicts(rows: DataFrame, rule: Literal["latest", "first"]) -> DataFrame:
+    """Decide keys whose rows disagree, by date and not by the order of the rows.
+
+    Parameters
+    ----------
+    rows
+        All acceptable rows of the keys in question.
+    rule
+        `latest` or `first` by evaluated_at; a row without a date counts as the oldest for `latest` and the newest for
+        `first`, so that it never wins against a dated one.
+
+    Returns
+    -------
+    DataFrame
+        As `one_row_per_key`. lowest < highest still where the rows of the winning date disagree: undecidable.
+    """
+    winning_date = F.max("evaluated_at") if rule == "latest" else F.min("evaluated_at")
+    best = rows.groupBy(*KEY).agg(F.count("*").alias("n_rows"), winning_date.alias("winning_date"))
+    score = F.coalesce("score", F.lit(MISSING))
+    return (
+        rows.join(best, on=list(KEY))
+        .where(F.col("evaluated_at").eqNullSafe(F.col("winning_date")))
+        .groupBy(*KEY)
+        .agg(
+            F.max("n_rows").alias("n_rows"),
+            F.min(score).alias("lowest"),
+            F.max(score).alias("highest"),
+            F.max("winning_date").alias("evaluated_at"),
+            F.min("source_hash").alias("source_hash"),
+        )
+    )
