@@ -155,6 +155,11 @@ def fit_lbfgsb(
         Stop when a whole round lowers F by less than this share of itself.
     max_rounds, max_iterations, memory
         Rounds, iterations of a round, and pairs kept by L-BFGS-B.
+
+    Notes
+    -----
+    Without penalties F may have no finite minimum (a model or item that is all right or all wrong, a separable item):
+    the point then drifts outwards and every round is used up, minutes on sparse data. Bound the rounds there.
     """
     objective = PenalisedObjective(attempts, successes, sigma, ridge)
     n, j = objective.n_models, objective.n_items

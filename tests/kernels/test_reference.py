@@ -83,10 +83,10 @@ def test_one_sweep_is_the_one_in_the_paper():
 @pytest.mark.parametrize("attempts", [1, 3])
 @pytest.mark.parametrize("sigma", [0.25, 1.0, 4.0])
 def test_the_limit_is_the_optimum_of_lbfgsb(sigma, attempts):
-    n, k, _ = draw_matrix(60, 150, seed=5, missing=0.2, attempts=attempts, miskeyed=0.03, perfect=1, hopeless=1)
-    ridge = Ridge(0.25 * 150 / 60 * sigma, 0.25 / sigma, 0.1)
+    n, k, _ = draw_matrix(40, 100, seed=5, missing=0.2, attempts=attempts, miskeyed=0.03, perfect=1, hopeless=1)
+    ridge = Ridge(0.25 * 100 / 40 * sigma, 0.25 / sigma, 0.1)
     oracle = fit_lbfgsb(n, k, sigma, ridge)
-    found = reference.fit(n, k, sigma, ridge, tolerance=1e-12, max_sweeps=30_000)
+    found = reference.fit(n, k, sigma, ridge, tolerance=1e-11, max_sweeps=30_000)
     assert found.converged
     assert oracle.projected_gradient < 1e-4
     assert found.objective == pytest.approx(oracle.objective, rel=2e-8)
@@ -101,7 +101,7 @@ def test_fractions_reach_the_same_optimum_too():
     k = n * rng.random((25, 40)) ** rng.uniform(0.3, 3, 40)
     ridge = reference.default_ridge(25, 40)
     oracle = fit_lbfgsb(n, k, 1.0, ridge)
-    found = reference.fit(n, k, 1.0, ridge, tolerance=1e-12, max_sweeps=30_000)
+    found = reference.fit(n, k, 1.0, ridge, tolerance=1e-11, max_sweeps=30_000)
     assert found.objective == pytest.approx(oracle.objective, rel=2e-8)
     assert reference.objective(oracle.theta, oracle.a, oracle.b, n, k, 1.0, ridge) == pytest.approx(
         oracle.objective, rel=1e-12
