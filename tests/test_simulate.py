@@ -68,6 +68,17 @@ def test_history_and_truth_belong_together(tmp_path):
     assert hopeless == [0.0, 0.0]
     assert np.corrcoef(accuracy["correct_mean"], accuracy["ability"])[0, 1] > 0.9
 
+    # A model is run once on each benchmark, in the night or day after its release that belongs to it.
+    runs = (
+        history.group_by(["model", "benchmark"]).aggregate([("date", "min"), ("date", "max")]).join(abilities, "model")
+    )
+    assert runs["date_min"].equals(runs["date_max"])
+    lags = pc.subtract(runs["date_min"], runs["released_at"]).cast("int64").to_numpy() / 86_400e6
+    assert 1 < lags.min()
+    assert lags.max() < 8
+    per_model = runs.group_by("model").aggregate([("date_min", "count_distinct")])["date_min_count_distinct"]
+    assert set(per_model.to_pylist()) == {3}
+
     flat = items.filter(pc.equal(items["kind"], "uninformative"))["discrimination"].to_pylist()
     assert flat
     assert set(flat) == {0.0}
@@ -174,6 +185,26 @@ def test_a_failure_half_way_leaves_the_earlier_files(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="No space left"):
         simulate(_config(seed=2), tmp_path)
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+
+
+def test_a_kill_between_the_files_never_leaves_a_history_with_another_truth(tmp_path, monkeypatch):
+    simulate(_config(), tmp_path)
+    rename, renamed = Path.replace, []
+
+    def killed(self: Path, target: Path) -> Path:
+        if renamed:
+            raise KeyboardInterrupt
+        renamed.append(target)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(_config(seed=2), tmp_path)
+    assert renamed
+    assert not (tmp_path / module.HISTORY).exists()
+    monkeypatch.undo()
+    simulate(_config(seed=2), tmp_path)
+    assert (tmp_path / module.HISTORY).exists()
 
 
 @pytest.mark.parametrize(
