@@ -20,7 +20,7 @@ help:
 rescore: $(STAMPS)/jars
 	@$(BIN)/cbmm-spark simulate --config conf/local.toml --out $(DEMO)/history --output text
 	@$(BIN)/cbmm-spark ingest --config conf/local.toml --warehouse $(DEMO)/warehouse --input $(DEMO)/history/history.parquet --output text
-	@$(BIN)/cbmm-spark rescore --config conf/local.toml --warehouse $(DEMO)/warehouse --output text
+	@$(BIN)/cbmm-spark rescore --config conf/local.toml --warehouse $(DEMO)/warehouse --truth $(DEMO)/history --output text
 
 ## make test         set up and run the whole test-suite (PYTEST_ARGS="-k config" for a part of it)
 test: $(STAMPS)/test $(STAMPS)/jars

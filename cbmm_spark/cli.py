@@ -23,6 +23,10 @@ from cbmm_spark.output import Progress, silence
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cbmm_spark.rescore import RescoreReport
+    from cbmm_spark.tables import Warehouse
+    from cbmm_spark.truth import Truth
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the signal's number, as shells count."""
 
@@ -132,6 +136,12 @@ def _add_rescore(commands: Any) -> None:
         commands, "rescore", _rescore, "Fit all scales to all responses so far and publish abilities and items."
     )
     parser.add_argument("--as-of", type=_date, metavar="DATE", help="scored_on, YYYY-MM-DD (default: today in UTC)")
+    parser.add_argument(
+        "--truth",
+        type=Path,
+        metavar="FOLDER",
+        help="of simulated data: tell how well the parameters kept there were found",
+    )
 
 
 def _date(text: str) -> datetime.date:
@@ -181,7 +191,12 @@ def _ingest(given: argparse.Namespace) -> int:
         report = ingest(
             spark, warehouse, config, given.input, format=given.format, benchmark=given.benchmark, model=given.model
         )
-        progress.event("ingested", **dataclasses.asdict(report), table=warehouse.location("responses"))
+        progress.result(
+            "ingested",
+            lambda: "\n".join([*report.lines(), f"  table {warehouse.location('responses')}"]),
+            **dataclasses.asdict(report),
+            table=warehouse.location("responses"),
+        )
     return 0
 
 
@@ -189,12 +204,41 @@ def _rescore(given: argparse.Namespace) -> int:
     config = _config(given)
     preflight.check_writable(config.warehouse)
     check_warehouse(config.warehouse)
+    truth = _truth(given.truth)
     with Progress(given.output) as progress, _spark(config, "cbmm-spark rescore") as spark:
         from cbmm_spark.rescore import rescore
         from cbmm_spark.tables import Warehouse
 
-        report = rescore(spark, Warehouse(spark, config.warehouse), config, given.as_of, progress)
-    return int(report.exit_code)
+        warehouse = Warehouse(spark, config.warehouse)
+        report = rescore(spark, warehouse, config, given.as_of, progress)
+        _show(progress, warehouse, config, report, truth)
+    return report.exit_code
+
+
+def _truth(folder: Path | None) -> Truth | None:
+    if folder is None:
+        return None
+    from cbmm_spark.truth import Truth
+
+    return Truth.read(folder)
+
+
+def _show(progress: Progress, warehouse: Warehouse, config: Config, report: RescoreReport, truth: Truth | None) -> None:
+    """Tell of the published run: its ranking, how well the truth was found, where the tables are."""
+    from cbmm_spark import summary
+
+    scale = summary.shown_scale(list(report.scales))
+    rows = summary.top_rows(warehouse, report.run_id, scale, config.rescore.top)
+    found = None
+    if truth is not None and summary.OVERALL in report.scales:
+        found = summary.recovery(warehouse, report.run_id, truth, config.solver.sigma)
+    progress.result(
+        "rescored",
+        lambda: summary.as_text(report, scale, rows, truth, found),
+        **dataclasses.asdict(report),
+        leaderboard={"scale": scale, "rows": rows},
+        recovery=found,
+    )
 
 
 def check_input(location: str) -> None:

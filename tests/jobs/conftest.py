@@ -1,0 +1,75 @@
+"""Running the commands as a user runs them: in a process of its own, through the console command or spark-submit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.commands import Done, Run
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, **extra}
+
+
+def finished(command: list[str], env: dict[str, str], cwd: Path) -> Done:
+    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """`console("ingest", "--input", …)`: the console command on two local cores, away from the checkout."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    small = ["--set", "spark.master=local[2]", "--set", "spark.driver_memory=2g"]
+    small += ["--set", "spark.conf.spark.sql.shuffle.partitions=3"]
+
+    def run(command: str, *arguments: str, **env: str) -> Done:
+        program = [sys.executable, "-m", "cbmm_spark.cli", command, *arguments]
+        return finished(program + small, environment(**env), elsewhere)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def package_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as `make dist` zips it for --py-files."""
+    path = tmp_path_factory.mktemp("dist") / "cbmm_spark.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for each in sorted((ROOT / "cbmm_spark").rglob("*.py")):
+            archive.write(each, each.relative_to(ROOT))
+    return path
+
+
+@pytest.fixture(scope="session")
+def submit(package_zip: Path) -> Run:
+    """`submit("ingest", "--input", …)`: spark-submit as the README shows; the package comes from the zip alone."""
+    import pyspark
+
+    program = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]"]
+    program += ["--properties-file", "conf/spark-defaults.conf", "--py-files", str(package_zip)]
+    program += ["--conf", "spark.sql.shuffle.partitions=3", "--conf", "spark.ui.enabled=false"]
+    program += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1"]
+
+    def run(command: str, *arguments: str, options: tuple[str, ...] = (), **env: str) -> Done:
+        variables = environment(PYSPARK_DRIVER_PYTHON=sys.executable, **env)
+        variables.pop("PYTHONPATH")
+        return finished([*program, *options, f"jobs/{command}.py", *arguments], variables, ROOT)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def history(console: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small simulated leaderboard history with its truth beside it."""
+    out = tmp_path_factory.mktemp("history")
+    done = console("simulate", "--out", str(out), "--models", "60", "--items", "200", "--benchmarks", "2")
+    assert (done.code, done.err) == (0, "")
+    return out
