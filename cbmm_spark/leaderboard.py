@@ -22,7 +22,7 @@ class _TextColumn(NamedTuple):
     left: bool = False
 
 
-def top_table(rows: Sequence[Mapping[str, Any]], truth: Mapping[str, float] | None = None, width: int = 100) -> str:
+def top_table(rows: Sequence[Mapping[str, Any]], truth: Mapping[str, float] | None = None, width: int = 120) -> str:
     """Lay out the top of one scale: rank, interval, model, ability, accuracy, and how the two rankings differ.
 
     Parameters
@@ -37,7 +37,7 @@ def top_table(rows: Sequence[Mapping[str, Any]], truth: Mapping[str, float] | No
     Returns
     -------
     str
-        Lines without a newline at the end. Where a rank has no interval, the ability's normal interval is shown instead.
+        Lines without a newline at the end. Where ranks have no interval, the ability's normal interval stands instead.
     """
     if not rows:
         return "no model has a result"
@@ -59,11 +59,8 @@ def top_table(rows: Sequence[Mapping[str, Any]], truth: Mapping[str, float] | No
 
 
 def printable(text: str) -> str:
-    """A name that can stand in one line: control, direction and other invisible characters escaped, letters as they are."""
-    return "".join(
-        c.encode("unicode_escape").decode("ascii") if _is_invisible(c) else c
-        for c in unicodedata.normalize("NFC", text)
-    )
+    """A name that can stand in one line: control, direction and other invisible characters escaped, letters kept."""
+    return "".join(c.encode("unicode_escape").decode("ascii") if _is_invisible(c) else c for c in text)
 
 
 def shorten(text: str, width: int) -> str:
@@ -72,9 +69,9 @@ def shorten(text: str, width: int) -> str:
         return text
     graphemes = list(iter_graphemes(text))
     head_width = width // 2  # the ellipsis takes one column, the head the odd one
-    head = _fitting(graphemes, head_width)
+    head = "".join(_fitting(graphemes, head_width))
     tail = _fitting(graphemes[::-1], width - 1 - _width(head))
-    return head + "…" + "".join(list(iter_graphemes(tail))[::-1])
+    return head + "…" + "".join(tail[::-1])
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], truth: Mapping[str, float] | None) -> list[_TextColumn]:
@@ -123,15 +120,16 @@ def _is_invisible(character: str) -> bool:
     return unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and character not in _JOINERS
 
 
-def _fitting(graphemes: Sequence[str], width: int) -> str:
+def _fitting(graphemes: Sequence[str], width: int) -> list[str]:
     """As many graphemes from the first on as fit."""
-    used, taken = 0, []
+    used = 0
+    taken: list[str] = []
     for grapheme in graphemes:
         used += _width(grapheme)
         if used > width:
             break
         taken.append(grapheme)
-    return "".join(taken)
+    return taken
 
 
 def _width(text: str) -> int:

@@ -187,9 +187,9 @@ def finish_run(warehouse: Warehouse, run_id: str, status: str, error: str | None
 def publish(warehouse: Warehouse, run_id: str, scored_on: dt.date) -> None:
     """Make a run the published one of its day, once all its results are written.
 
-    In this order: one commit to `runs` that publishes the run and removes the one it replaces; one commit to each of
-    In this order: a commit to `runs` that publishes the run and removes the one it replaces; one commit to each of
-    so does the next run of the day.
+    In this order: a commit to `runs` that publishes the run and removes the one it replaces; a commit to each of
+    ``latest_*``; at last the rows of replaced and dead runs go. Killed anywhere, publishing again finishes the work,
+    and so does the next run of the day.
 
     Parameters
     ----------

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from delta.tables import DeltaTable
-from pyspark.errors import AnalysisException, PySparkException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from pyspark.sql.types import StructType
@@ -25,6 +27,10 @@ _NOTHING_THERE = {"PATH_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "TABLE_OR_VIEW_
 _NOTE_SETTING = "spark.databricks.delta.commitInfo.userMetadata"
 _NO_CATALOG = {"CATALOG_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE"}
 _NOT_DELTA = {"DELTA_TABLE_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_ONLY_OPERATION"}
+
+_VIOLATED = re.compile(
+    r"DELTA_(?:VIOLATE_CONSTRAINT_WITH_VALUES|NOT_NULL_CONSTRAINT_VIOLATED)\] (.*?)(?: SQLSTATE|\n\tat |\Z)", re.DOTALL
+)
 
 
 class Warehouse:
@@ -149,7 +155,7 @@ class Warehouse:
         Raises
         ------
         InputError
-            As `exists`, or `df` lacks a column, has one too many or one of another type.
+            As `exists`, or `df` lacks a column, has one too many or one of another type, or a row breaks a constraint.
         ConflictError
             Others keep committing first.
         """
@@ -170,7 +176,7 @@ class Warehouse:
         """
         try:
             self._write(df, name, metadata, lambda writer: writer.overwrite(F.expr(where)))
-        except AnalysisException as error:
+        except PySparkException as error:
             if error.getCondition() != "DELTA_REPLACE_WHERE_MISMATCH":
                 raise
             raise InputError(
@@ -201,9 +207,16 @@ class Warehouse:
         self._check_schema(df.schema, name, "the rows to write to", extra_is_wrong=True)
         ordered = df.select(*SPECS[name].column_names)
         note = commit_note(metadata)
-        with_commit_retry(
-            lambda: commit(ordered.writeTo(self.sql_name(name)).option("userMetadata", note)), self.location(name)
-        )
+        try:
+            with_commit_retry(
+                lambda: commit(ordered.writeTo(self.sql_name(name)).option("userMetadata", note)), self.location(name)
+            )
+        except Py4JJavaError as error:  # Delta's own exceptions are not all known to PySpark
+            violated = _VIOLATED.search(str(error))
+            if violated is None:
+                raise
+            rule = " ".join(violated.group(1).split())
+            raise InputError(f"a row is not as {self.location(name)} wants it, nothing written: {rule}") from error
 
     def _require(self, name: str) -> None:
         if not self.exists(name):
@@ -223,8 +236,8 @@ class Warehouse:
                     return None
                 return DeltaTable.forName(self.spark, self.sql_name(name)).toDF().schema
             return self._load(name).schema
-        except PySparkException as error:
-            condition = error.getCondition() or ""
+        except (PySparkException, Py4JJavaError) as error:
+            condition = error.getCondition() or "" if isinstance(error, PySparkException) else ""
             if condition in _NO_CATALOG:
                 raise ConfigError(
                     f"warehouse {self.root!r}: the session has no such catalog; set spark.sql.catalog.<name>, "
@@ -279,9 +292,12 @@ def commit_note(metadata: Mapping[str, Any] | None) -> str:
     return json.dumps(dict(metadata or {}), sort_keys=True, default=str, ensure_ascii=False)
 
 
-def first_line(error: PySparkException) -> str:
-    """The first line of a Spark error, without its SQLSTATE."""
-    lines = [line for line in (error.getMessage() or str(error)).splitlines() if line.strip()]
+def first_line(error: Exception) -> str:
+    """The first telling line of a Spark error, without its SQLSTATE."""
+    message = error.getMessage() if isinstance(error, PySparkException) else None
+    if isinstance(error, Py4JJavaError):
+        message = str(error.java_exception.getMessage() or error.java_exception.getClass().getName())
+    lines = [line.strip() for line in (message or str(error)).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[0].split(" SQLSTATE:")[0]
 
 
