@@ -9,7 +9,7 @@ Encodings (all integers little-endian, rows item by item):
 encoding       attempted                                         solved
 =============  ================================================  =========================================
 bits           bit plane, 8 models a byte, bit 0 first;          bit plane of the same shape
-               null where every cell was attempted once
+               empty where every cell was attempted once
 counts         uint16 attempts per cell                          uint16 successes per cell
 scores         uint16 attempts per cell                          float64 successes per cell
 sparse_bits    int64 start of each item's cells (n_items + 1),   uint8 success (0 or 1) per cell
@@ -53,7 +53,7 @@ ITEM_BLOCK_SCHEMA = pa.schema(
         pa.field("n_items", pa.int32(), nullable=False),
         pa.field("models", pa.binary(), nullable=False),
         pa.field("encoding", pa.string(), nullable=False),
-        pa.field("attempted", pa.binary()),
+        pa.field("attempted", pa.binary(), nullable=False),
         pa.field("solved", pa.binary(), nullable=False),
     ]
 )
@@ -64,7 +64,7 @@ class Packed:
     """The three columns that hold a tile's cells, and how many responses they are."""
 
     encoding: str
-    attempted: bytes | None
+    attempted: bytes
     solved: bytes
     n_responses: int
 
@@ -91,7 +91,7 @@ def encode_bits(attempted: NDArray[np.uint8], solved: NDArray[np.uint8], n_model
         values = np.unpackbits(solved, axis=1, bitorder="little", count=n_models)[item, model]
         return Packed(SPARSE_BITS, _csr_bytes(item, model, attempted.shape[0]), values.tobytes(), n_responses)
     complete = n_responses == cells
-    return Packed(BITS, None if complete else attempted.tobytes(), solved.tobytes(), n_responses)
+    return Packed(BITS, b"" if complete else attempted.tobytes(), solved.tobytes(), n_responses)
 
 
 def encode_cells(
@@ -154,7 +154,7 @@ def _csr_bytes(item: NDArray[np.int64], model: NDArray[np.int64], n_items: int) 
 
 
 # ------------------------------------------------------------------------------------------------ decode
-def decode(encoding: str, attempted: bytes | None, solved: bytes, n_items: int, n_models: int) -> Cells:
+def decode(encoding: str, attempted: bytes, solved: bytes, n_items: int, n_models: int) -> Cells:
     """Return the cells of a tile or item block, without copying bit planes.
 
     Raises
@@ -164,10 +164,8 @@ def decode(encoding: str, attempted: bytes | None, solved: bytes, n_items: int, 
     """
     if encoding == BITS:
         width = (n_models + 7) // 8
-        plane = None if attempted is None else np.frombuffer(attempted, dtype=np.uint8).reshape(n_items, width)
+        plane = np.frombuffer(attempted, dtype=np.uint8).reshape(n_items, width) if attempted else None
         return BitCells(plane, np.frombuffer(solved, dtype=np.uint8).reshape(n_items, width), n_models)
-    if attempted is None:
-        raise ValueError(f"a tile encoded as {encoding} needs its attempted column")
     if encoding in (COUNTS, SCORES):
         n = np.frombuffer(attempted, dtype="<u2").reshape(n_items, n_models)
         k = np.frombuffer(solved, dtype="<u2" if encoding == COUNTS else "<f8").reshape(n_items, n_models)

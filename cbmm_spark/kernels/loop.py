@@ -20,10 +20,19 @@ from cbmm_spark.kernels.stage import Counts, Index, Mode, ModelResult, ScaleTask
 RELATIVE_ROUNDING = 1e-12
 """Two objectives that differ by less than this, relatively, are equal."""
 
+NODE_ROUNDING = 1e-7
+"""The same for objectives evaluated at nodes in float32."""
+
+NODE_TOLERANCE = 1e-6
+"""Relative node error above which the grid is refined."""
+
+REFINED_TABLE = 2_000_000
+"""Entries (models x nodes) up to which a grid may be refined beyond `max_nodes`: steep items among few models need it."""
+
 SWITCH_CHANGE = 0.1
 """Change of ability, in standard errors, below which iterations leave the nodes."""
 
-SWITCH_FALL = 3e-8
+SWITCH_FALL = 1e-6
 """Relative fall of the objective below which iterations leave the nodes: near the error of the nodes themselves."""
 
 
@@ -138,12 +147,19 @@ def start_scale(
     return ScaleFit(name, benchmarks, ridge, models, own, start, nodes, mode)
 
 
+def mode_has_table(mode: Mode) -> bool:
+    """Whether a mode solves abilities from tables at the nodes."""
+    return mode != "late"
+
+
 class _Driver:
     """Moves one scale from pass to pass."""
 
     def __init__(self, fit: ScaleFit, options: LoopOptions) -> None:
         self.fit, self.options = fit, options
-        self.plain: F64 | None = None  # where to go back to when an accelerated step is refused
+        self.plain: F64 | None = None  # where to go instead when an accelerated step is refused
+        self.spacing = options.node_spacing
+        self.most_nodes = max(options.max_nodes, REFINED_TABLE // max(fit.theta.size, 1))
         self.accelerator = Anderson(options.anderson_depth)
         self.trial = fit.theta
         self.previous = np.inf
@@ -157,9 +173,8 @@ class _Driver:
         fit.iteration += 1
         square = float(self.trial @ self.trial)
         objective = result.totals.loss + result.totals.penalty + 0.5 * fit.ridge.ability * square
-        if self.plain is not None and not objective <= fit.objective + RELATIVE_ROUNDING * abs(fit.objective):
-            self.trial, self.plain = self.plain, None
-            self.accelerator.reset()
+        if self._rises(objective):
+            self._refuse()
             return self._record(fit.mode, fit.objective, fit.change, seconds, accepted=False)
         fall = (fit.objective - objective) / max(abs(objective), 1e-300)
         mode = fit.mode
@@ -179,6 +194,22 @@ class _Driver:
             return record
         self._advance(image, step, weight, fall)
         return record
+
+    def _rises(self, objective: float) -> bool:
+        """Whether the objective is above the last accepted one by more than it can be known."""
+        known = NODE_ROUNDING if self.fit.mode == "nodes" else RELATIVE_ROUNDING
+        return not objective <= self.fit.objective + known * abs(self.fit.objective)
+
+    def _refuse(self) -> None:
+        """Go back: to the plain image where the step was accelerated, else half way to the last accepted abilities.
+
+        Every model's own step points downhill (its sign is exact), so halving ends.
+        """
+        if self.plain is not None:
+            self.trial, self.plain = self.plain, None
+        else:
+            self.trial = 0.5 * (self.trial + self.fit.theta)
+        self.accelerator.reset()
 
     def _gauged(self, result: ScalePass) -> F64:
         fit = self.fit
@@ -201,9 +232,12 @@ class _Driver:
             fit.mode = "exact"
         accelerated = self.accelerator.propose(fit.theta, step, weight)
         self.plain, self.trial = (None, image) if accelerated is None else (image, accelerated)
+        if mode_has_table(fit.mode) and abs(fit.node_error) > NODE_TOLERANCE and fit.nodes.count < self.most_nodes:
+            self.spacing *= 0.5
+            fit.nodes = make_nodes(self.trial, self.spacing, options.min_nodes, self.most_nodes)
         low, high = fit.nodes.inner
         if self.trial.min() < low or self.trial.max() > high:
-            fit.nodes = make_nodes(self.trial, options.node_spacing, options.min_nodes, options.max_nodes)
+            fit.nodes = make_nodes(self.trial, self.spacing, options.min_nodes, self.most_nodes)
 
     def _record(self, mode: str, objective: float, change: float, seconds: float, *, accepted: bool) -> IterationRecord:
         record = IterationRecord(self.fit.name, self.fit.iteration, mode, objective, change, seconds, accepted)

@@ -1,0 +1,101 @@
+"""Standard errors, intervals, ranks and baselines from what a fit leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm, rankdata, spearmanr
+
+from cbmm_spark.kernels.model import F64, Gauge, Ridge
+
+
+def ability_errors(information: F64, ridge: float) -> F64:
+    """Return the standard errors of abilities: 1 / sqrt(information + lambda), in the gauge of the information.
+
+    Source: method.md section 5.
+    """
+    return 1.0 / np.sqrt(np.maximum(information + ridge, 1e-300))
+
+
+@dataclass(frozen=True)
+class ItemErrors:
+    """Standard errors on the published scale, each of shape (J,); NaN where a parameter is at its bound."""
+
+    discrimination: F64
+    easiness: F64
+
+
+def item_errors(curvature: tuple[F64, F64, F64], a: F64, ridge: Ridge, gauge: Gauge, sigma: float) -> ItemErrors:
+    """Return standard errors of discrimination and easiness from the 2 x 2 information of each item.
+
+    Parameters
+    ----------
+    curvature
+        (aa, ab, bb) for the parameters divided by sigma, without ridge.
+    a
+        Discrimination; where it is 0 the problem is one-dimensional in b and its own error has no value.
+    ridge
+        Penalty for the parameters divided by sigma.
+    gauge
+        From the fit's scale to the published one.
+    sigma
+        Temperature.
+    """
+    aa, ab, bb = curvature[0] + ridge.discrimination, curvature[1], curvature[2] + ridge.easiness
+    determinant = np.maximum(aa * bb - ab * ab, 1e-300)
+    var_a, var_b, cov = bb / determinant, aa / determinant, -ab / determinant
+    free = a > 0.0
+    m, c = gauge.shift, gauge.stretch
+    moved = np.where(free, var_b + 2.0 * m * cov + m * m * var_a, 1.0 / np.maximum(bb, 1e-300))
+    return ItemErrors(
+        np.where(free, sigma * c * np.sqrt(var_a), np.nan),
+        sigma * np.sqrt(np.maximum(moved, 0.0)),
+    )
+
+
+def constant_easiness(attempts: F64, successes: F64, ridge: float, repeats: int = 100) -> F64:
+    """Return the easiness of items whose discrimination is 0: minimises n softplus(b) - r b + lambda/2 b^2."""
+    share = (successes + 0.5) / (attempts + 1.0)
+    b = np.log(share) - np.log1p(-share)
+    for _ in range(repeats):
+        p = 0.5 * (1.0 + np.tanh(0.5 * b))
+        gradient = attempts * p - successes + ridge * b
+        curvature = np.maximum(attempts * p * (1.0 - p) + ridge, 1e-12)
+        step = np.clip(gradient / curvature, -1.0, 1.0)
+        b = b - step
+        if not (np.abs(step) > 1e-12).any():
+            break
+    return b
+
+
+def wilson(successes: F64, attempts: F64, level: float) -> tuple[F64, F64]:
+    """Return the Wilson score interval of a proportion; NaN where there is no attempt."""
+    z = float(norm.ppf(0.5 + level / 2.0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        p = successes / attempts
+        centre = (p + z * z / (2.0 * attempts)) / (1.0 + z * z / attempts)
+        half = z * np.sqrt(p * (1.0 - p) / attempts + z * z / (4.0 * attempts**2)) / (1.0 + z * z / attempts)
+    return np.maximum(centre - half, 0.0), np.minimum(centre + half, 1.0)
+
+
+def competition_ranks(values: F64) -> NDArray[np.int64]:
+    """Return ranks from 1 for the largest value, ties sharing the smaller rank."""
+    return rankdata(-values, method="min").astype(np.int64)
+
+
+def accuracy_loss(attempts: F64, successes: F64) -> float:
+    """Return the mean loss per attempt of predicting every model's own accuracy, in nats."""
+    total = float(attempts.sum())
+    if total == 0.0:
+        return float("nan")
+    p = np.clip(successes / np.maximum(attempts, 1e-300), 1e-15, 1.0 - 1e-15)
+    return float(-(successes * np.log(p) + (attempts - successes) * np.log1p(-p)).sum() / total)
+
+
+def spearman(x: F64, y: F64) -> float:
+    """Return the rank correlation; NaN where one side is constant or shorter than two."""
+    if x.size < 2 or np.ptp(x) == 0.0 or np.ptp(y) == 0.0:
+        return float("nan")
+    return float(spearmanr(x, y).statistic)

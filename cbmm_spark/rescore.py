@@ -1,0 +1,298 @@
+"""The job: pin the input, pack, fit all scales, write results, publish."""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from cbmm_spark.checkpoint import AbilitySaver
+from cbmm_spark.config import Config, SolverConfig
+from cbmm_spark.errors import CbmmError, InputError, NotConvergedError
+from cbmm_spark.fit import SparkBlocks, job_description
+from cbmm_spark.kernels.dense import Penalty
+from cbmm_spark.kernels.loop import IterationRecord, LoopOptions, ScaleFit, alternate, start_scale
+from cbmm_spark.kernels.model import F64
+from cbmm_spark.pack import model_benchmarks, n_models, pack, tiles_of
+from cbmm_spark.publish import finish_run, publish, start_run, write_results
+from cbmm_spark.results import RunKey, ability_rows, item_rows, iteration_rows, scale_rows
+from cbmm_spark.scales import Scales, choose_scales
+from cbmm_spark.tables import Warehouse
+
+RESULT_TABLES = ("abilities", "item_parameters", "runs", "run_scales", "run_iterations")
+LATEST_TABLES = ("latest_abilities", "latest_item_parameters")
+
+
+class Listener(Protocol):
+    """What a run tells about itself; `output.Progress` is one."""
+
+    def iteration(
+        self,
+        run_id: str,
+        scale: str,
+        iteration: int,
+        objective: float,
+        max_ability_change: float | None,
+        seconds: float,
+    ) -> None:
+        """One iteration of one scale is done."""
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Something happened."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a fit reads, pinned to versions."""
+
+    tiles: DataFrame
+    model_benchmarks: DataFrame
+    responses_version: int
+    n_models: int
+
+
+@dataclass(frozen=True)
+class RescoreReport:
+    """What a run did.
+
+    Attributes
+    ----------
+    run_id, scored_on
+        The run and its day.
+    scales
+        Facts of every scale: models, items, responses, iterations, whether converged.
+    tables
+        Location of every result table.
+    seconds
+        Wall-clock time by step.
+    warnings
+        What a reader of the ranking should know.
+    """
+
+    run_id: str
+    scored_on: dt.date
+    scales: dict[str, dict[str, Any]]
+    tables: dict[str, str]
+    seconds: dict[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    exit_code: int = 0
+
+
+def rescore(
+    spark: SparkSession, warehouse: Warehouse, config: Config, as_of: dt.date | None, listener: Listener
+) -> RescoreReport:
+    """Fit all scales to the responses and publish abilities and item parameters of one day.
+
+    Parameters
+    ----------
+    spark
+        Session with Delta.
+    warehouse
+        Where `responses` is and results go.
+    config
+        Everything else.
+    as_of
+        The day scored; responses evaluated after it are left out. Today (UTC), with all responses, if not given.
+    listener
+        Told of every iteration and step.
+
+    Returns
+    -------
+    RescoreReport
+
+    Raises
+    ------
+    InputError
+        There is nothing to fit.
+    NotConvergedError
+        A scale did not converge; nothing was published and the last published results stay visible.
+    ConflictError
+        Another run holds the tables.
+    """
+    clock = _Clock()
+    started_at = dt.datetime.now(dt.UTC)
+    key = RunKey(f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}", as_of or started_at.date())
+    with job_description(spark, f"cbmm-spark {key.run_id}: pack responses"):
+        inputs = _inputs(spark, warehouse, config, as_of, listener)
+    clock.lap("pack")
+    start_run(warehouse, key.run_id, key.scored_on, config.as_json(), inputs.responses_version, started_at)
+    try:
+        report = _fit_and_write(spark, warehouse, config, inputs, key, listener, clock)
+    except NotConvergedError as error:
+        finish_run(warehouse, key.run_id, "not_converged", str(error))
+        raise
+    except BaseException as error:
+        message = str(error) if isinstance(error, CbmmError) else f"{type(error).__name__}: {error}"
+        finish_run(warehouse, key.run_id, "failed", " ".join(message.split())[:1000])
+        raise
+    publish(warehouse, key.run_id, key.scored_on)
+    clock.lap("publish")
+    return report
+
+
+def _inputs(
+    spark: SparkSession, warehouse: Warehouse, config: Config, as_of: dt.date | None, listener: Listener
+) -> Inputs:
+    """Pin what is read: the stored blocks, or for an earlier day tiles of the responses up to it."""
+    total = n_models(warehouse)
+    if as_of is not None:
+        version = warehouse.version("responses")
+        responses = warehouse.read("responses", version)
+        end = dt.datetime.combine(as_of + dt.timedelta(days=1), dt.time(), dt.UTC)
+        late = F.col("evaluated_at").isNotNull() & (F.col("evaluated_at") >= F.lit(end))
+        left_out = responses.where(late).count()
+        if left_out:
+            listener.event("left_out", responses=left_out, reason=f"evaluated after {as_of}")
+            kept = responses.where(~late)
+            if kept.isEmpty():
+                raise InputError(f"no response was evaluated by {as_of}; choose a later --as-of")
+            tiles = tiles_of(kept, total, config.pack, version)
+            return Inputs(tiles, model_benchmarks(kept), version, total)
+    packed = pack(spark, warehouse, config)
+    listener.event("packed", **vars(packed))
+    blocks = warehouse.read("response_blocks", warehouse.version("response_blocks"))
+    return Inputs(blocks, warehouse.read("model_benchmarks"), packed.responses_version, total)
+
+
+def _fit_and_write(
+    spark: SparkSession,
+    warehouse: Warehouse,
+    config: Config,
+    inputs: Inputs,
+    key: RunKey,
+    listener: Listener,
+    clock: _Clock,
+) -> RescoreReport:
+    with SparkBlocks(spark, inputs.tiles, config.solver.partitions) as blocks:
+        scales = choose_scales(config.scales, blocks.benchmarks)
+        fits = fit_scales(blocks, scales, config.solver, inputs.n_models, warehouse, key, listener)
+        clock.lap("fit")
+        unconverged = [name for name, fit in fits.items() if not fit.converged]
+        write_results(warehouse, "run_iterations", iteration_rows(spark, fits, scales, key), key.run_id, key.scored_on)
+        if unconverged:
+            raise NotConvergedError(
+                f"{len(unconverged)} of {len(fits)} scales did not converge in {config.solver.max_iterations} iterations "
+                f"({', '.join(unconverged[:5])}); nothing published, raise solver.max_iterations or solver.tolerance"
+            )
+        items = item_rows(blocks, fits, scales, warehouse.read("items"), config.rescore, config.solver.sigma, key)
+        with job_description(spark, f"cbmm-spark {key.run_id}: write item parameters"):
+            write_results(warehouse, "item_parameters", items, key.run_id, key.scored_on)
+    abilities = ability_rows(spark, fits, scales, inputs.model_benchmarks, config.rescore, key)
+    with job_description(spark, f"cbmm-spark {key.run_id}: write abilities"):
+        write_results(warehouse, "abilities", abilities, key.run_id, key.scored_on)
+        written = warehouse.read("item_parameters").where(
+            (F.col("scored_on") == F.lit(key.scored_on)) & (F.col("run_id") == key.run_id)
+        )
+        write_results(
+            warehouse, "run_scales", scale_rows(spark, fits, scales, written, key), key.run_id, key.scored_on
+        )
+    clock.lap("write")
+    warnings = tuple(_warnings(fits, scales, config))
+    for warning in warnings:
+        listener.event("warning", message=warning)
+    return RescoreReport(
+        key.run_id,
+        key.scored_on,
+        {name: _facts(fits[source]) for name, source in scales.fitted.items()},
+        {name: warehouse.location(name) for name in (*RESULT_TABLES, *LATEST_TABLES)},
+        clock.laps,
+        warnings,
+    )
+
+
+def fit_scales(
+    blocks: SparkBlocks,
+    scales: Scales,
+    config: SolverConfig,
+    total_models: int,
+    warehouse: Warehouse | None,
+    key: RunKey,
+    listener: Listener,
+) -> dict[str, ScaleFit]:
+    """Fit every scale on cached blocks; abilities are saved after each iteration where a warehouse is given."""
+    counts = blocks.count(scales.to_fit, total_models)
+    penalty = Penalty(
+        None if config.lambda_ability == "auto" else float(config.lambda_ability),
+        config.lambda_discrimination,
+        config.lambda_easiness,
+    )
+    options = loop_options(config)
+    fits: dict[str, ScaleFit] = {}
+    for name, benchmarks in scales.to_fit.items():
+        count = counts[name]
+        ridge = penalty.of_scale(count.n_items, int(np.count_nonzero(count.attempts))).for_temperature(config.sigma)
+        fits[name] = start_scale(name, benchmarks, count, ridge, options)
+    saver = AbilitySaver(warehouse, key.run_id) if warehouse is not None else None
+
+    def tell(record: IterationRecord, theta: F64) -> None:
+        change = record.max_ability_change if np.isfinite(record.max_ability_change) else None
+        listener.iteration(key.run_id, record.scale, record.iteration, record.objective, change, record.seconds)
+        if saver is not None:
+            saver.put(record.scale, record.iteration, fits[record.scale].models, theta)
+
+    try:
+        alternate(list(fits.values()), blocks.run_pass, options, tell)
+    finally:
+        if saver is not None:
+            saver.close()
+    return fits
+
+
+def loop_options(config: SolverConfig) -> LoopOptions:
+    """Return the loop's settings from the configuration."""
+    return LoopOptions(
+        tolerance=config.tolerance,
+        objective_tolerance=config.objective_tolerance,
+        max_iterations=config.max_iterations,
+        anderson_depth=config.anderson_depth,
+        node_spacing=config.node_spacing,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+    )
+
+
+def _warnings(fits: dict[str, ScaleFit], scales: Scales, config: Config) -> list[str]:
+    found = []
+    for name, source in scales.fitted.items():
+        fit = fits[source]
+        if fit.counts.n_items < config.rescore.min_items:
+            found.append(
+                f"scale {name!r} has {fit.counts.n_items} items, fewer than rescore.min_items = "
+                f"{config.rescore.min_items}: joint estimation is ill-posed there; read its abilities as a smoothed "
+                "accuracy, or use marginal maximum likelihood (docs/method.md)"
+            )
+        if fit.models.size < 2:
+            found.append(f"scale {name!r} has a single model: its ability has nothing to be compared with")
+    return found
+
+
+def _facts(fit: ScaleFit) -> dict[str, Any]:
+    return {
+        "models": int(fit.models.size),
+        "items": fit.counts.n_items,
+        "responses": int(fit.counts.attempts.sum()),
+        "iterations": fit.iteration,
+        "converged": fit.converged,
+        "objective": fit.objective,
+        "kkt_residual": fit.kkt_residual,
+        "node_error": abs(fit.node_error),
+    }
+
+
+class _Clock:
+    """Seconds by step."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = round(now - self._last, 3)
+        self._last = now
