@@ -1,7 +1,8 @@
 """The packed tile: encode, decode, invariants, Arrow schemas. The only code that knows the bytes.
 
-A *tile* is a row of `response_blocks`: the items of one item block of one benchmark (rows) against a run of consecutive model
-numbers (columns). Item block g of a benchmark holds the items numbered g*B+1 ... (g+1)*B, where B is `pack.items_per_block`.
+A *tile* is a row of `response_blocks`: the items of one item block of one benchmark (rows) against a run of
+consecutive model numbers (columns). Item block g of a benchmark holds the items numbered g*B+1 ... (g+1)*B, where B
+is `pack.items_per_block`.
 
 Encodings (all integers little-endian, rows item by item):
 
@@ -17,12 +18,12 @@ sparse_bits    int64 start of each item's cells (n_items + 1),   uint8 success (
 sparse_scores  as sparse_bits                                    uint16 attempts, then float64 successes
 =============  ================================================  =========================================
 
-Example, three items and eight models, model 3 did not run item 2: attempted rows ``ff fb ff``, solved for instance ``81 03 00``:
-six bytes for 24 cells (zero-based item 1 lacks bit 2). Two bits a cell whatever the data, half of that where complete;
-sparse encodings cost 5 or 14 bytes an observed cell and are used below `pack.sparse_below`.
+Example, three items and eight models, model 3 did not run item 2: attempted rows ``ff fb ff``, solved for instance
+``81 03 00``: six bytes for 24 cells (zero-based item 1 lacks bit 2). Two bits a cell whatever the data, half of that
+where complete; sparse encodings cost 5 or 14 bytes an observed cell and are used below `pack.sparse_below`.
 
-An *item block* is all tiles of the same items joined along the models, columns without any response left out; it has the same
-encodings plus `models`, the position (model number - 1, int32) of each column.
+An *item block* is all tiles of the same items joined along the models, columns without any response left out; it has
+the same encodings plus `models`, the position (model number - 1, int32) of each column.
 """
 
 from __future__ import annotations
@@ -247,7 +248,9 @@ def _join_bits(tiles: Sequence[Mapping[str, Any]], n_items: int) -> tuple[NDArra
         models.append(np.flatnonzero(seen) + int(tile["model_start"]) - 1)
         if len(tiles) == 1 and seen.all():
             return models[0], Packed(BITS, tile["attempted"], tile["solved"], 0)
-        attempted.append(np.ones((n_items, width), np.uint8)[:, seen] if plane is None else _columns(plane, width, seen))
+        attempted.append(
+            np.ones((n_items, width), np.uint8)[:, seen] if plane is None else _columns(plane, width, seen)
+        )
         solved.append(_columns(cells.solved, width, seen))
     planes = [np.packbits(np.concatenate(parts, axis=1), axis=1, bitorder="little") for parts in (attempted, solved)]
     numbers = np.concatenate(models)

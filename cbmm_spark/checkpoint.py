@@ -20,8 +20,8 @@ Saved = tuple[str, int, bytes, bytes]
 class AbilitySaver:
     """Appends the abilities of running scales to `run_abilities` from a thread of its own.
 
-    While one commit is under way newer abilities of a scale replace those still waiting: what is saved is always a complete
-    iteration, and a fit whose iterations are shorter than a commit is not slowed down to the pace of commits.
+    While one commit is under way newer abilities of a scale replace those still waiting: what is saved is always a
+    complete iteration, and a fit whose iterations are shorter than a commit is not slowed down to the pace of commits.
 
     Parameters
     ----------

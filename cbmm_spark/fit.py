@@ -1,12 +1,13 @@
 """The alternating stages on Spark: the only module where kernels and Spark meet.
 
-Tiles of one item block are brought together once and cached. An iteration is one Spark job of two stages that starts from
-the cached blocks, never from the last iteration's frame:
+Tiles of one item block are brought together once and cached. An iteration is one Spark job of two stages that starts
+from the cached blocks, never from the last iteration's frame:
 
-    item partitions  -- add_block -->  sums per model, cut into chunks  -- shuffle -->  model partitions  -- model_stage -->  theta
+    item partitions  -- add_block -->  sums per model, cut into chunks  -- shuffle -->  model partitions  --
+    model_stage -->  theta
 
-Only theta (and a few totals) passes through the driver. Sums are reduced in block order within a partition and in partition
-order across them, in float64, so that the same input and layout give the same bits.
+Only theta (and a few totals) passes through the driver. Sums are reduced in block order within a partition and in
+partition order across them, in float64, so that the same input and layout give the same bits.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ class SparkBlocks:
         totals = {name: Totals() for name in by_name}
         for name, chunk, values in rows:
             if chunk == TOTALS:
-                totals[name] = Totals(*values[:-1], repeats=int(values[-1]))
+                totals[name] = Totals(*values.tolist())
                 continue
             part = values.reshape(3, -1)
             where = slice(chunk * MODEL_CHUNK, chunk * MODEL_CHUNK + part.shape[1])
@@ -236,7 +237,9 @@ class SparkBlocks:
                 for row in batch.to_pylist():  # a row is a chunk of models
                     payloads.setdefault((row["scale"], row["chunk"]), []).append((row["source"], row["payload"]))
             for (scale, chunk), parts in sorted(payloads.items()):
-                ordered = [np.frombuffer(payload, dtype="<f8") for _, payload in sorted(parts, key=lambda part: part[0])]
+                ordered = [
+                    np.frombuffer(payload, dtype="<f8") for _, payload in sorted(parts, key=lambda part: part[0])
+                ]
                 yield _row(scale, chunk, 0, combine(scale, chunk, ordered))
 
         self._describe(description)
@@ -246,9 +249,7 @@ class SparkBlocks:
             table = shuffled.mapInArrow(model_partition, SUMS_SCHEMA).toArrow()
         finally:
             self._describe(None)
-        rows = [
-            (row["scale"], row["chunk"], np.frombuffer(row["payload"], dtype="<f8")) for row in table.to_pylist()
-        ]
+        rows = [(row["scale"], row["chunk"], np.frombuffer(row["payload"], dtype="<f8")) for row in table.to_pylist()]
         return sorted(rows, key=lambda row: (row[0], row[1]))
 
     def _describe(self, text: str | None) -> None:
@@ -280,7 +281,8 @@ def _blocks(batches: Batches) -> Iterator[tuple[Block, dict[str, Any]]]:
         columns = {name: batch.column(name) for name in batch.schema.names}
         for i in range(batch.num_rows):
             row: dict[str, Any] = {
-                name: column[i].as_buffer() if name in _BINARY else column[i].as_py() for name, column in columns.items()
+                name: column[i].as_buffer() if name in _BINARY else column[i].as_py()
+                for name, column in columns.items()
             }
             yield read_block(row), row
 

@@ -1,4 +1,4 @@
-"""responses -> response_blocks: packing, by Spark SQL where a cell holds one whole answer, by arrays where it does not."""
+"""Packing responses into blocks: by Spark SQL where a cell holds one whole answer, by arrays where it does not."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def model_benchmarks(responses: DataFrame) -> DataFrame:
 def tiles_of(responses: DataFrame, models: int, config: PackConfig, version: int) -> DataFrame:
     """Return `response_blocks` rows for canonical responses.
 
-    Benchmarks whose every cell holds one attempt with score 0 or 1 go through Spark's bitmap aggregates, the others through
-    arrays of cells; both end in the encoding that `blocks` chooses.
+    Benchmarks whose every cell holds one attempt with score 0 or 1 go through Spark's bitmap aggregates, the others
+    through arrays of cells; both end in the encoding that `blocks` chooses.
 
     Parameters
     ----------

@@ -177,7 +177,8 @@ def _fit_and_write(
         write_results(warehouse, "run_iterations", iteration_rows(spark, fits, scales, key), key.run_id, key.scored_on)
         if unconverged:
             raise NotConvergedError(
-                f"{len(unconverged)} of {len(fits)} scales did not converge in {config.solver.max_iterations} iterations "
+                f"{len(unconverged)} of {len(fits)} scales did not converge in {config.solver.max_iterations} "
+                "iterations "
                 f"({', '.join(unconverged[:5])}); nothing published, raise solver.max_iterations or solver.tolerance"
             )
         items = item_rows(blocks, fits, scales, warehouse.read("items"), config.rescore, config.solver.sigma, key)
@@ -189,9 +190,7 @@ def _fit_and_write(
         written = warehouse.read("item_parameters").where(
             (F.col("scored_on") == F.lit(key.scored_on)) & (F.col("run_id") == key.run_id)
         )
-        write_results(
-            warehouse, "run_scales", scale_rows(spark, fits, scales, written, key), key.run_id, key.scored_on
-        )
+        write_results(warehouse, "run_scales", scale_rows(spark, fits, scales, written, key), key.run_id, key.scored_on)
     clock.lap("write")
     warnings = tuple(_warnings(fits, scales, config))
     for warning in warnings:

@@ -95,7 +95,7 @@ class Published:
 
 
 def on_published_scale(fit: ScaleFit, config: RescoreConfig) -> Published:
-    """Standardise a fit: mean 0 and standard deviation 1 over models of status ``ok``, over all where there are fewer than two."""
+    """Standardise a fit: mean 0, sd 1 over models of status ``ok``; over all where fewer than two are."""
     counts = fit.counts
     status = np.full(fit.theta.size, "ok", dtype="<U12")
     status[counts.items < config.few_items] = "few_items"
@@ -133,9 +133,7 @@ def ability_rows(
     key
         Run.
     """
-    estimates = pa.concat_tables(
-        [_estimates(name, fits[source], config) for name, source in scales.fitted.items()]
-    )
+    estimates = pa.concat_tables([_estimates(name, fits[source], config) for name, source in scales.fitted.items()])
     members = spark.createDataFrame(
         [(name, benchmark) for name, group in scales.benchmarks.items() for benchmark in sorted(group)],
         "scale string, benchmark string",
@@ -339,8 +337,8 @@ def scale_rows(
     )
     frame = spark.createDataFrame(
         [tuple(fact.values()) for fact in facts],
-        "scale string, n_models int, n_items int, n_responses long, iterations int, converged boolean, objective double, "
-        "log_loss double, accuracy_log_loss double, kkt_residual double, node_error double, "
+        "scale string, n_models int, n_items int, n_responses long, iterations int, converged boolean, "
+        "objective double, log_loss double, accuracy_log_loss double, kkt_residual double, node_error double, "
         "ability_accuracy_spearman double",
     )
     return _complete(frame.join(summary, "scale", "left").withColumn("run_id", F.lit(key.run_id)), "run_scales")

@@ -20,8 +20,8 @@ class Scales:
     benchmarks
         By scale name, in the order of publication.
     fitted
-        For every scale the scale whose fit it shows: itself, or an earlier one over the same benchmarks, so that the same
-        items are never fitted twice.
+        For every scale the scale whose fit it shows: itself, or an earlier one over the same benchmarks, so that the
+        same items are never fitted twice.
     """
 
     benchmarks: dict[str, frozenset[str]]
@@ -49,12 +49,12 @@ def choose_scales(config: ScalesConfig, benchmarks: Sequence[str]) -> Scales:
     wanted: list[tuple[str, frozenset[str]]] = []
     if config.overall:
         wanted.append((OVERALL, frozenset(benchmarks)))
-    for group, members in sorted(config.groups.items()):
-        missing = sorted(set(members) - set(benchmarks))
-        if missing or not members:
+    for group, listed in sorted(config.groups.items()):
+        missing = sorted(set(listed) - set(benchmarks))
+        if missing or not listed:
             known = ", ".join(sorted(benchmarks)[:10])
             raise ConfigError(f"scales.groups.{group} names {missing or 'no benchmark'}; there are: {known}")
-        wanted.append((group, frozenset(members)))
+        wanted.append((group, frozenset(listed)))
     if config.per_benchmark:
         wanted.extend((name, frozenset([name])) for name in sorted(benchmarks))
     for name, members in wanted:

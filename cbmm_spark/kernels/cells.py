@@ -6,6 +6,7 @@ Rows are items, columns are models. A cell has n attempts and k successes (metho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,8 @@ class BitCells(DenseCells):
     Parameters
     ----------
     attempted
-        Bit plane, shape (n_items, ceil(n_models / 8)); None where every cell was attempted. Bits beyond the last model are 0.
+        Bit plane, shape (n_items, ceil(n_models / 8)); None where every cell was attempted. Bits beyond the last
+        model are 0.
     solved
         Bit plane of the same shape. Solved implies attempted.
     n_models
@@ -83,7 +85,7 @@ class BitCells(DenseCells):
 class CountCells(DenseCells):
     """Attempt counts and (possibly fractional) successes as arrays of shape (n_items, n_models)."""
 
-    def __init__(self, attempts: NDArray[np.generic], successes: NDArray[np.generic]) -> None:
+    def __init__(self, attempts: NDArray[Any], successes: NDArray[Any]) -> None:
         self.n_matrix, self.k_matrix = attempts, successes
         self.n_items, self.n_models = attempts.shape
         self.attempts = attempts.sum(axis=1, dtype=np.float64)
@@ -117,14 +119,19 @@ class SparseCells:
         self.indptr, self.indices, self.n, self.k = indptr, indices, n, k
         self.n_items, self.n_models = indptr.size - 1, n_models
         self.item = np.repeat(np.arange(self.n_items), np.diff(indptr))
-        self.attempts = np.bincount(self.item, weights=n, minlength=self.n_items)
-        self.successes = np.bincount(self.item, weights=k, minlength=self.n_items)
+        self.attempts = weighted_count(self.item, n, self.n_items)
+        self.successes = weighted_count(self.item, k, self.n_items)
         self.observers = np.diff(indptr).astype(np.int64)
         self.is_complete = False
         self.is_binary = bool((n <= 1).all())
 
 
 Cells = DenseCells | SparseCells
+
+
+def weighted_count(index: NDArray[Any], weights: F64, size: int) -> F64:
+    """Return the sum of weights at each index, shape (size,), float64."""
+    return np.bincount(index, weights=weights, minlength=size).astype(np.float64, copy=False)
 
 
 def count_bits(plane: U8) -> F64:

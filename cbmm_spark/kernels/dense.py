@@ -1,4 +1,4 @@
-"""The fit in one process, through the same blocks and the same loop as on Spark: for tests, small data and benchmarks."""
+"""The fit in one process, through the same blocks and loop as on Spark: for tests, small data and benchmarks."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ Item j minimises, over a >= 0 and b,
 
     f(a, b) = sum_q C_jq softplus(a t_q + b) - r_j b - s_j a + lambda_a/2 a^2 + lambda_b/2 b^2
 
-where C_jq are the attempts of the item at the points t_q (ability nodes, or the abilities themselves), r_j the successes and
-s_j the ability-weighted successes. One repeat = majorize at (a, b), then the two-variable non-negative least squares in closed
-form. All items of a block go at once; those that are done drop out.
+where C_jq are the attempts of the item at the points t_q (ability nodes, or the abilities themselves), r_j the
+successes and s_j the ability-weighted successes. One repeat = majorize at (a, b), then the two-variable non-negative
+least squares in closed form. All items of a block go at once; those that are done drop out.
 Source: method.md section 3, "Item stage"; Qu et al. (2026) for the majorization and the closed forms.
 """
 
@@ -50,7 +50,7 @@ class ItemProblem:
     ridge_b: float
 
     def attempts_scale(self) -> F64:
-        """Return the sum of |C| per item: the size against which rounding errors of f are judged, shape (J,) or (1,)."""
+        """Return the sum of |C| per item, against which rounding errors of f are judged, shape (J,) or (1,)."""
         return np.abs(self.weights).sum(axis=1)
 
     def take(self, rows: NDArray[np.int64]) -> ItemProblem:
@@ -76,7 +76,8 @@ class ItemSolution:
     objective
         f at (a, b), the item's ridge included.
     residual
-        KKT residual in standard errors: the length of the remaining constrained Newton step in the metric of the curvature.
+        KKT residual in standard errors: the length of the remaining constrained Newton step in the metric of the
+        curvature.
     repeats
         Majorize-and-solve repeats used by the slowest item.
     """
@@ -89,7 +90,7 @@ class ItemSolution:
 
 
 def initial_items(problem: ItemProblem) -> tuple[F64, F64]:
-    """Return a start from moments: the smoothed log-odds, and the slope that one least-squares step from there gives."""
+    """Return a start from moments: smoothed log-odds, and the slope of one least-squares step from there."""
     t, c = problem.points, problem.weights
     total = c.sum(axis=1)
     share = (problem.successes + 0.5) / (total + 1.0)
@@ -97,7 +98,9 @@ def initial_items(problem: ItemProblem) -> tuple[F64, F64]:
     second = (c * t**2).sum(axis=1) / np.maximum(total, TINY)
     variance = np.maximum(second - mean**2, 1e-12)
     curvature = share * (1.0 - share) * total * variance + problem.ridge_a
-    a = np.clip((problem.weighted - problem.successes * mean) / np.maximum(curvature, TINY), 0.0, 2.5 / np.sqrt(variance))
+    a = np.clip(
+        (problem.weighted - problem.successes * mean) / np.maximum(curvature, TINY), 0.0, 2.5 / np.sqrt(variance)
+    )
     return a, np.log(share) - np.log1p(-share) - a * mean
 
 

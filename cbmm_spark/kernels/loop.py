@@ -1,7 +1,7 @@
 """The outer loop: alternate, gauge, accelerate, stop. Holds theta and nothing else that matters.
 
-It does not know where a pass is computed: `run_pass` is given. Source: method.md section 3 ("Gauge", "Exact iterations", "Stop",
-"Certificate").
+It does not know where a pass is computed: `run_pass` is given. Source: method.md section 3 ("Gauge", "Exact
+iterations", "Stop", "Certificate").
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODE_TOLERANCE = 1e-6
 """Relative node error above which the grid is refined."""
 
 REFINED_TABLE = 2_000_000
-"""Entries (models x nodes) up to which a grid may be refined beyond `max_nodes`: steep items among few models need it."""
+"""Entries (models x nodes) up to which a grid may be refined beyond `max_nodes`, as steep items need it."""
 
 SWITCH_CHANGE = 0.1
 """Change of ability, in standard errors, below which iterations leave the nodes."""
@@ -273,4 +273,3 @@ def alternate(
             record = driver.take(results[driver.fit.name], seconds)
             if listener is not None:
                 listener(record, driver.trial)
-

@@ -1,7 +1,7 @@
 """One pass over one block of items: item moments, item solutions, ability tables, exact sums.
 
-This is where the cells are touched; everything here is a matrix product or an elementwise function over pieces of a block
-that fit the cache. Source: method.md section 3.
+This is where the cells are touched; everything here is a matrix product or an elementwise function over pieces of a
+block that fit the cache. Source: method.md section 3.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from cbmm_spark.kernels.cells import F32, Cells, DenseCells, SparseCells
+from cbmm_spark.kernels.cells import F32, Cells, DenseCells, SparseCells, weighted_count
 from cbmm_spark.kernels.items import ItemProblem, ItemSolution, newton_step, solve_items
 from cbmm_spark.kernels.model import F64, Ridge
 from cbmm_spark.kernels.nodes import Nodes, weight_matrix
@@ -70,8 +70,9 @@ SPLITS = 3
 def split_exact(x: F64, terms: int) -> F32:
     """Return x as three float32 columns that float32 arithmetic can add up without any rounding.
 
-    Column c is a multiple of a power of two chosen so that a sum of `terms` of its entries stays within 24 bits; the columns
-    together hold x to about 1e-11 of its largest entry. So a float32 product of a 0/1 matrix with them is exact.
+    Column c is a multiple of a power of two chosen so that a sum of `terms` of its entries stays within 24 bits; the
+    columns together hold x to about 1e-11 of its largest entry. So a float32 product of a 0/1 matrix with them is
+    exact.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def item_moments(cells: Cells, views: list[ScaleView]) -> list[tuple[F64, F64]]:
         shape = (cells.n_items, cells.n_models)
         attempts = csr_array((cells.n, cells.indices, cells.indptr), shape=shape)
         successes = csr_array((cells.k, cells.indices, cells.indptr), shape=shape)
-        return [(attempts @ v.weights.astype(np.float64), successes @ v.theta) for v in views]
+        return [(np.asarray(attempts @ v.weights.astype(np.float64)), np.asarray(successes @ v.theta)) for v in views]
     complete = cells.is_complete
     counts = [
         v.weights.sum(axis=0, dtype=np.float64)[None, :] if complete else np.zeros((cells.n_items, v.nodes.count))
@@ -208,7 +209,7 @@ def solve_block(cells: Cells, view: ScaleView, counts: F64, weighted: F64, toler
     merged = [np.empty(cells.n_items) for _ in range(4)]
     for target, name in zip(merged, ("a", "b", "objective", "residual"), strict=True):
         target[many], target[few] = getattr(on_nodes, name), getattr(own, name)
-    return ItemSolution(*merged, repeats=max(on_nodes.repeats, own.repeats))
+    return ItemSolution(merged[0], merged[1], merged[2], merged[3], max(on_nodes.repeats, own.repeats))
 
 
 # ------------------------------------------------------------------------------------------------ model side
@@ -229,13 +230,11 @@ def ability_tables(cells: Cells, views: list[ScaleView], solutions: list[ItemSol
         shape = (cells.n_items, cells.n_models)
         attempts = csr_array((cells.n, cells.indices, cells.indptr), shape=shape).T
         successes = csr_array((cells.k, cells.indices, cells.indptr), shape=shape).T
-        return [(attempts @ t, successes @ a) for t, a in zip(tables, scores, strict=True)]
+        return [(np.asarray(attempts @ t), np.asarray(successes @ a)) for t, a in zip(tables, scores, strict=True)]
     earned = np.concatenate([split_exact(a, ITEM_PIECE) for a in scores], axis=1)
     sums = np.zeros((cells.n_models, earned.shape[1]))
     complete = cells.is_complete
-    gradients = [
-        t.sum(axis=0)[None, :] if complete else np.zeros((cells.n_models, t.shape[1])) for t in tables
-    ]
+    gradients = [t.sum(axis=0)[None, :] if complete else np.zeros((cells.n_models, t.shape[1])) for t in tables]
     tables32 = [t.astype(np.float32) for t in tables]
     for items_piece in pieces(cells.n_items, ITEM_PIECE):
         for models in pieces(cells.n_models, MODEL_PIECE):
@@ -250,7 +249,7 @@ def ability_tables(cells: Cells, views: list[ScaleView], solutions: list[ItemSol
 # ------------------------------------------------------------------------------------------------ exact sums
 @dataclass
 class ItemSums:
-    """Exact sums over the models, per item: loss, n P theta, n P, and the curvature n P(1-P) times theta^2, theta, 1."""
+    """Exact sums over models, per item: loss, n P theta, n P, and n P(1-P) times theta^2, theta and 1."""
 
     loss: float
     theta_p: F64
@@ -295,8 +294,8 @@ class ExactResult:
 def exact_block(cells: Cells, view: ScaleView, solution: ItemSolution, counts: F64, weighted: F64) -> ExactResult:
     """Finish the items on their own cells and evaluate everything exactly.
 
-    Items take Newton steps from the node solution until their residual on the cells is below tolerance; an item for which that
-    does not help is solved on its own cells from scratch, where every step is checked against the objective.
+    Items take Newton steps from the node solution until their residual on the cells is below tolerance; an item for
+    which that does not help is solved on its own cells from scratch, where every step is checked against the objective.
     """
     a, b = solution.a.copy(), solution.b.copy()
     ridge_a, ridge_b = view.ridge.discrimination, view.ridge.easiness
@@ -340,14 +339,16 @@ def exact_block(cells: Cells, view: ScaleView, solution: ItemSolution, counts: F
 def _node_loss(view: ScaleView, counts: F64, cells: Cells, weighted: F64, a: F64, b: F64) -> float:
     x = a[:, None] * view.nodes.abilities + b[:, None]
     softplus = np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
-    total = float((softplus.sum(axis=0) @ counts[0]) if counts.shape[0] == 1 else np.einsum("jq,jq->", counts, softplus))
+    total = float(
+        (softplus.sum(axis=0) @ counts[0]) if counts.shape[0] == 1 else np.einsum("jq,jq->", counts, softplus)
+    )
     return total - float(cells.successes @ b + weighted @ a)
 
 
 def scores(cells: Cells, a: F64) -> F64:
     """Return S: every model's successes weighted by discrimination, shape (n_models,), float64."""
     if isinstance(cells, SparseCells):
-        return np.bincount(cells.indices, weights=cells.k * a[cells.item], minlength=cells.n_models)
+        return weighted_count(cells.indices, cells.k * a[cells.item], cells.n_models)
     total = np.zeros(cells.n_models)
     for items in pieces(cells.n_items, ITEM_PIECE):
         for models in pieces(cells.n_models, MODEL_PIECE):
@@ -425,9 +426,7 @@ def _cells_safe(x: F64, attempts: F32 | None) -> tuple[float, F64, F64]:
     return float(np.einsum("jm,jm->", n, softplus)), p * n, w * n
 
 
-def _exact_sparse(
-    cells: SparseCells, items: slice, theta: F64, a: F64, b: F64
-) -> tuple[ItemSums, tuple[F64, F64]]:
+def _exact_sparse(cells: SparseCells, items: slice, theta: F64, a: F64, b: F64) -> tuple[ItemSums, tuple[F64, F64]]:
     span = slice(int(cells.indptr[items.start]), int(cells.indptr[items.stop]))
     item, model, n = cells.item[span] - items.start, cells.indices[span], cells.n[span]
     th = theta[model]
@@ -436,9 +435,9 @@ def _exact_sparse(
     size = items.stop - items.start
 
     def by_item(value: F64) -> F64:
-        return np.bincount(item, weights=value, minlength=size)
+        return weighted_count(item, value, size)
 
     sums = ItemSums(loss, by_item(p * th), by_item(p), by_item(w * th * th), by_item(w * th), by_item(w))
-    gradient = np.bincount(model, weights=p * a[item], minlength=cells.n_models)
-    information = np.bincount(model, weights=w * a[item] ** 2, minlength=cells.n_models)
+    gradient = weighted_count(model, p * a[item], cells.n_models)
+    information = weighted_count(model, w * a[item] ** 2, cells.n_models)
     return sums, (gradient, information)

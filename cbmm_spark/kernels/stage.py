@@ -1,7 +1,7 @@
 """What one partition of item blocks contributes to an iteration, and what a partition of models makes of it.
 
-A pass takes theta and returns, for every scale, sums over items (tables, scores, exact gradients) plus a few totals. It is the
-same code in one process and in a Spark worker; `fit` moves the sums, this module computes them.
+A pass takes theta and returns, for every scale, sums over items (tables, scores, exact gradients) plus a few totals.
+It is the same code in one process and in a Spark worker; `fit` moves the sums, this module computes them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Totals:
     a_square: float = 0.0
     ab_sum: float = 0.0
     residual: float = 0.0
-    repeats: int = 0
+    repeats: float = 0.0
 
     def add(self, other: Totals) -> None:
         """Merge: sums add, residual and repeats take the larger."""
@@ -265,7 +265,8 @@ def model_stage(task: ScaleTask, theta: F64, sums: ScaleSums) -> ModelResult:
 # ------------------------------------------------------------------------------------------------ counts
 @dataclass
 class Counts:
-    """Per-model counts of one scale, each of shape (M,) for all models or (N,) for the scale's own, and totals over items.
+    """Per-model counts of one scale, each of shape (M,) for all models or (N,) for the scale's own, and totals over
+    items.
 
     Attributes
     ----------
