@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+
 def build_session(config: Config, app_name: str) -> SparkSession:
     """A Spark session that reads and writes Delta, with UTC as its time zone.
 
@@ -99,7 +102,7 @@ def _was_stopped(error: Exception) -> bool:
 
 
 def local_settings(config: Config) -> dict[str, str]:
-    """Spark's settings for a session started from here; those of `[spark.conf]` come last and win.
+    """Spark's settings for a session started from here; those of `[spark.conf]` come last and win; Java options add up.
 
     Parameters
     ----------
@@ -126,7 +129,6 @@ def local_settings(config: Config) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={conf_file('log4j2.properties').as_uri()}",
     }
     cores = local_cores(spark.master)
     if cores is not None:
@@ -139,9 +141,17 @@ def local_settings(config: Config) -> dict[str, str]:
             "spark.databricks.delta.snapshotPartitions": str(cores),
         }
     settings |= spark.conf
+    settings[JAVA_OPTIONS] = _with_quiet_logs(spark.conf.get(JAVA_OPTIONS, ""))
     if not {"spark.jars", "spark.jars.packages"} & spark.conf.keys():
         settings["spark.jars"] = ",".join(jar.as_uri() for jar in jars.resolve())
     return settings
+
+
+def _with_quiet_logs(options: str) -> str:
+    """Java options with our logging configuration, unless they name another."""
+    if "log4j2.configurationFile" in options:
+        return options
+    return f"-Dlog4j2.configurationFile={conf_file('log4j2.properties').as_uri()} {options}".strip()
 
 
 def local_cores(master: str) -> int | None:

@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cbmm_spark.tables import Warehouse
+
+# On a busy machine a test case takes as long as it takes; a slow one is no defect.
+hypothesis.settings.register_profile("cbmm-spark", deadline=None)
+hypothesis.settings.load_profile("cbmm-spark")
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -26,6 +31,8 @@ TEST_SPARK = {
     "spark.default.parallelism": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.maxResultSize": "512m",
+    # Hundreds of small plans: the optimising compiler takes half of all processor time and never earns it back.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
 }
 
 

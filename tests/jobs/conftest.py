@@ -30,6 +30,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Run:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     small = ["--set", "spark.master=local[2]", "--set", "spark.driver_memory=2g"]
     small += ["--set", "spark.conf.spark.sql.shuffle.partitions=3"]
+    small += ["--set", "spark.conf.spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
 
     def run(command: str, *arguments: str, **env: str) -> Done:
         program = [sys.executable, "-m", "cbmm_spark.cli", command, *arguments]
