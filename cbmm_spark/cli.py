@@ -187,7 +187,7 @@ def _ingest(given: argparse.Namespace) -> int:
         from cbmm_spark.ingest import ingest
         from cbmm_spark.tables import Warehouse
 
-        warehouse = Warehouse(spark, config.warehouse)
+        warehouse = Warehouse(spark, _root(config))
         report = ingest(
             spark, warehouse, config, given.input, format=given.format, benchmark=given.benchmark, model=given.model
         )
@@ -209,10 +209,16 @@ def _rescore(given: argparse.Namespace) -> int:
         from cbmm_spark.rescore import rescore
         from cbmm_spark.tables import Warehouse
 
-        warehouse = Warehouse(spark, config.warehouse)
+        warehouse = Warehouse(spark, _root(config))
         report = rescore(spark, warehouse, config, given.as_of, progress)
         _show(progress, warehouse, config, report, truth)
     return report.exit_code
+
+
+def _root(config: Config) -> str:
+    """The warehouse with a local folder made absolute: Delta takes no table by a relative path."""
+    path = preflight.warehouse_path(config.warehouse)
+    return config.warehouse if path is None else str(path.absolute())
 
 
 def _truth(folder: Path | None) -> Truth | None:

@@ -155,3 +155,11 @@ def test_a_fit_that_does_not_converge_is_code_4_and_publishes_nothing(night: Nig
     assert "did not converge" in done.refused(4)
     assert sorted(map(str, rows(night.warehouse, "latest_abilities"))) == sorted(map(str, before))
     assert sorted(str(row["status"]) for row in rows(night.warehouse, "runs"))[0] == "not_converged"
+
+
+def test_a_relative_warehouse_counts_from_where_the_command_is_run(console: Run, history: Path) -> None:
+    done = console("ingest", "--warehouse", "relative/warehouse", "--input", str(history / "history.parquet"))
+    (report,) = done.events("ingested")
+    assert (done.code, done.err) == (0, "")
+    assert Path(report["table"]).is_absolute()
+    assert DeltaTable(report["table"]).file_uris()
