@@ -36,7 +36,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from cbmm_spark.kernels.cells import BitCells, Cells, CountCells, SparseCells, count_bits
+from cbmm_spark.kernels.cells import BitCells, Cells, CountCells, SparseCells, Workspace, count_bits
 from cbmm_spark.kernels.dense import Block
 
 BITMAP_MODELS = 32_768
@@ -190,10 +190,10 @@ def cell_list(cells: Cells) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArr
         item, model = np.nonzero(cells.n_matrix)
         n, k = cells.n_matrix[item, model], cells.k_matrix[item, model]
         return item, model, n.astype(np.int64), k.astype(np.float64)
-    everything = slice(0, cells.n_items), slice(0, cells.n_models)
-    attempts, successes = cells.piece(*everything)
-    item, model = np.nonzero(np.ones_like(successes) if attempts is None else attempts)
-    return item, model, np.ones(item.size, dtype=np.int64), successes[item, model].astype(np.float64)
+    shape = slice(0, cells.n_items), slice(0, cells.n_models)
+    item, model = np.nonzero(cells.attempts_of(*shape, Workspace(0)))
+    successes = cells.successes_of(*shape, Workspace(0))[item, model]
+    return item, model, np.ones(item.size, dtype=np.int64), successes.astype(np.float64)
 
 
 # ------------------------------------------------------------------------------------------------ join

@@ -42,12 +42,25 @@ class DenseCells(ABC):
     is_complete: bool
     is_binary: bool
 
+    @property
+    def is_mostly_observed(self) -> bool:
+        """Whether sums over the missing cells are the smaller ones; only where a cell has at most one attempt."""
+        return self.is_binary and 2.0 * float(self.observers.sum()) > self.n_items * self.n_models
+
     @abstractmethod
-    def piece(self, items: slice, models: slice) -> tuple[F32 | None, F32]:
-        """Return (attempts, successes) of a rectangle as float32; attempts is None where the block is complete.
+    def successes_of(self, items: slice, models: slice, workspace: Workspace) -> F32:
+        """Return the successes of a rectangle as float32, valid until the next call with this workspace.
 
         ``models.start`` must be a multiple of 8.
         """
+
+    @abstractmethod
+    def attempts_of(self, items: slice, models: slice, workspace: Workspace) -> F32:
+        """Return the attempts of a rectangle; see `successes_of`."""
+
+    @abstractmethod
+    def missing_of(self, items: slice, models: slice, workspace: Workspace) -> F32:
+        """Return 1 where a cell has no attempt and 0 elsewhere, for a rectangle; see `successes_of`."""
 
 
 class BitCells(DenseCells):
@@ -74,12 +87,21 @@ class BitCells(DenseCells):
         self.is_complete = bool((self.observers == n_models).all())
         self.is_binary = True
 
-    def piece(self, items: slice, models: slice) -> tuple[F32 | None, F32]:
-        """See `DenseCells.piece`."""
-        successes = unpack(self.solved, items, models)
-        if self.is_complete or self.attempted is None:
-            return None, successes
-        return unpack(self.attempted, items, models), successes
+    def successes_of(self, items: slice, models: slice, workspace: Workspace) -> F32:
+        """See `DenseCells.successes_of`."""
+        return workspace.unpack(self.solved[items, span_of(models)], models.stop - models.start)
+
+    def attempts_of(self, items: slice, models: slice, workspace: Workspace) -> F32:
+        """See `DenseCells.attempts_of`."""
+        if self.attempted is None:
+            return workspace.filled(items, models, 1.0)
+        return workspace.unpack(self.attempted[items, span_of(models)], models.stop - models.start)
+
+    def missing_of(self, items: slice, models: slice, workspace: Workspace) -> F32:
+        """See `DenseCells.missing_of`."""
+        if self.attempted is None:
+            return workspace.filled(items, models, 0.0)
+        return workspace.unpack(~self.attempted[items, span_of(models)], models.stop - models.start)
 
 
 class CountCells(DenseCells):
@@ -94,10 +116,17 @@ class CountCells(DenseCells):
         self.is_complete = bool((attempts == 1).all())
         self.is_binary = bool((attempts <= 1).all())
 
-    def piece(self, items: slice, models: slice) -> tuple[F32 | None, F32]:
-        """See `DenseCells.piece`."""
-        successes = self.k_matrix[items, models].astype(np.float32)
-        return (None if self.is_complete else self.n_matrix[items, models].astype(np.float32)), successes
+    def successes_of(self, items: slice, models: slice, workspace: Workspace) -> F32:
+        """See `DenseCells.successes_of`."""
+        return self.k_matrix[items, models].astype(np.float32)
+
+    def attempts_of(self, items: slice, models: slice, workspace: Workspace) -> F32:
+        """See `DenseCells.attempts_of`."""
+        return self.n_matrix[items, models].astype(np.float32)
+
+    def missing_of(self, items: slice, models: slice, workspace: Workspace) -> F32:
+        """See `DenseCells.missing_of`."""
+        return (self.n_matrix[items, models] == 0).astype(np.float32)
 
 
 class SparseCells:
@@ -139,8 +168,42 @@ def count_bits(plane: U8) -> F64:
     return np.bitwise_count(plane).sum(axis=1, dtype=np.int64).astype(np.float64)
 
 
-def unpack(plane: U8, items: slice, models: slice) -> F32:
-    """Unpack a rectangle of a bit plane to 0.0 and 1.0."""
-    part = plane[items, models.start // 8 : (models.stop + 7) // 8]
-    bits = np.unpackbits(part, axis=1, bitorder="little", count=models.stop - models.start)
-    return bits.astype(np.float32)
+def span_of(models: slice) -> slice:
+    """Return the bytes of a bit plane that hold these models; the first must begin a byte."""
+    return slice(models.start // 8, (models.stop + 7) // 8)
+
+
+_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.float32)
+"""The eight bits of every byte as float32, shape (256, 8)."""
+
+
+class Workspace:
+    """Memory to unpack into: touching fresh memory for every piece costs more than unpacking it.
+
+    Parameters
+    ----------
+    size
+        Largest number of cells of a piece.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._buffer = np.empty(size, dtype=np.float32)
+
+    def unpack(self, part: U8, n_models: int) -> F32:
+        """Return the bits of a rectangle of bytes as 0.0 and 1.0, shape (n_items, n_models)."""
+        n_items, width = part.shape
+        out = self._take(n_items * width * 8).reshape(n_items, width, 8)
+        np.take(_BYTES, part, axis=0, out=out, mode="clip")
+        return out.reshape(n_items, width * 8)[:, :n_models]
+
+    def filled(self, items: slice, models: slice, value: float) -> F32:
+        """Return a rectangle of one value."""
+        shape = (items.stop - items.start, models.stop - models.start)
+        out = self._take(shape[0] * shape[1]).reshape(shape)
+        out.fill(value)
+        return out
+
+    def _take(self, size: int) -> F32:
+        if size > self._buffer.size:
+            self._buffer = np.empty(size, dtype=np.float32)
+        return self._buffer[:size]

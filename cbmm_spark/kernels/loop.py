@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -159,6 +159,7 @@ class _Driver:
         self.fit, self.options = fit, options
         self.plain: F64 | None = None  # where to go instead when an accelerated step is refused
         self.spacing = options.node_spacing
+        self.measured_by: Mode = fit.mode  # how the last accepted objective was evaluated
         self.most_nodes = max(options.max_nodes, REFINED_TABLE // max(fit.theta.size, 1))
         self.accelerator = Anderson(options.anderson_depth)
         self.trial = fit.theta
@@ -178,6 +179,9 @@ class _Driver:
             return self._record(fit.mode, fit.objective, fit.change, seconds, accepted=False)
         fall = (fit.objective - objective) / max(abs(objective), 1e-300)
         mode = fit.mode
+        if self.measured_by == "nodes" and mode != "nodes":
+            self._correct_history(result.totals.node_error)
+        self.measured_by = mode
         fit.theta, fit.objective = self.trial, objective
         fit.log_loss = result.totals.loss / max(float(fit.counts.attempts.sum()), 1.0)
         fit.information, fit.item_residual = result.models.information, result.totals.residual
@@ -195,9 +199,14 @@ class _Driver:
         self._advance(image, step, weight, fall)
         return record
 
+    def _correct_history(self, node_error: float) -> None:
+        """Take the node error, known from the first exact iteration on, off the objectives recorded before."""
+        fit = self.fit
+        fit.history = [replace(record, objective=record.objective - node_error) for record in fit.history]
+
     def _rises(self, objective: float) -> bool:
         """Whether the objective is above the last accepted one by more than it can be known."""
-        known = NODE_ROUNDING if self.fit.mode == "nodes" else RELATIVE_ROUNDING
+        known = NODE_ROUNDING if self.measured_by == "nodes" else RELATIVE_ROUNDING
         return not objective <= self.fit.objective + known * abs(self.fit.objective)
 
     def _refuse(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from cbmm_spark.kernels.cells import F32, Cells, DenseCells, SparseCells, weighted_count
+from cbmm_spark.kernels.cells import F32, Cells, DenseCells, SparseCells, Workspace, weighted_count
 from cbmm_spark.kernels.items import ItemProblem, ItemSolution, newton_step, solve_items
 from cbmm_spark.kernels.model import F64, Ridge
 from cbmm_spark.kernels.nodes import Nodes, weight_matrix
@@ -24,7 +24,7 @@ ITEM_PIECE, MODEL_PIECE = 128, 2048
 EXACT_ITEM_PIECE, EXACT_MODEL_PIECE = 64, 1024
 """Rectangle evaluated in float64 at once."""
 
-ITEM_TOLERANCE = 1e-6
+ITEM_TOLERANCE = 1e-5
 """Residual, in standard errors, at which an item counts as solved on its own cells."""
 
 SAFE_EXPONENT = 40.0
@@ -113,24 +113,35 @@ def item_moments(cells: Cells, views: list[ScaleView]) -> list[tuple[F64, F64]]:
         attempts = csr_array((cells.n, cells.indices, cells.indptr), shape=shape)
         successes = csr_array((cells.k, cells.indices, cells.indptr), shape=shape)
         return [(np.asarray(attempts @ v.weights.astype(np.float64)), np.asarray(successes @ v.theta)) for v in views]
-    complete = cells.is_complete
-    counts = [
-        v.weights.sum(axis=0, dtype=np.float64)[None, :] if complete else np.zeros((cells.n_items, v.nodes.count))
-        for v in views
-    ]
+    counts = [np.zeros((cells.n_items, v.nodes.count)) for v in views]
     abilities = np.concatenate([split_exact(v.theta, MODEL_PIECE) for v in views], axis=1)
     sums = np.zeros((cells.n_items, abilities.shape[1]))
+    memory = Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
     for items in pieces(cells.n_items, ITEM_PIECE):
         for models in pieces(cells.n_models, MODEL_PIECE):
-            attempts32, successes32 = cells.piece(items, models)
-            sums[items] += successes32 @ abilities[models]
-            if attempts32 is not None:
+            sums[items] += cells.successes_of(items, models, memory) @ abilities[models]
+            if not cells.is_complete:
+                mask = _mask_of(cells, items, models, memory)
                 for view, count in zip(views, counts, strict=True):
-                    count[items] += attempts32 @ view.weights[models]
-    if not complete:  # float32 sums of B drift together; the row sums are known exactly
-        for count in counts:
-            count *= (cells.attempts / np.maximum(count.sum(axis=1), 1e-300))[:, None]
-    return [(c, joined(sums, i)) for i, c in enumerate(counts)]
+                    count[items] += mask @ view.weights[models]
+    results = []
+    for number, (view, count) in enumerate(zip(views, counts, strict=True)):
+        whole = view.weights.sum(axis=0, dtype=np.float64)[None, :]
+        if cells.is_complete:
+            observed = whole
+        else:
+            observed = whole - count if cells.is_mostly_observed else count
+            # float32 sums of B drift together; the row sums are known exactly
+            observed *= (cells.attempts / np.maximum(observed.sum(axis=1), 1e-300))[:, None]
+        results.append((observed, joined(sums, number)))
+    return results
+
+
+def _mask_of(cells: DenseCells, items: slice, models: slice, memory: Workspace) -> F32:
+    """Return whichever of missing and attempted cells are fewer: float32 sums over fewer cells lose less."""
+    if cells.is_mostly_observed:
+        return cells.missing_of(items, models, memory)
+    return cells.attempts_of(items, models, memory)
 
 
 def own_cells(cells: Cells, rows: NDArray[np.int64], theta: F64) -> tuple[F64, F64]:
@@ -162,10 +173,8 @@ def own_cells(cells: Cells, rows: NDArray[np.int64], theta: F64) -> tuple[F64, F
 
 
 def _attempts_of(cells: DenseCells, rows: NDArray[np.int64], models: slice) -> F32:
-    parts = []
-    for row in rows:
-        attempts, successes = cells.piece(slice(int(row), int(row) + 1), models)
-        parts.append(np.ones_like(successes) if attempts is None else attempts)
+    memory = Workspace(models.stop - models.start + 8)
+    parts = [cells.attempts_of(slice(int(row), int(row) + 1), models, memory).copy() for row in rows]
     return np.concatenate(parts, axis=0) if parts else np.zeros((0, models.stop - models.start), dtype=np.float32)
 
 
@@ -233,17 +242,25 @@ def ability_tables(cells: Cells, views: list[ScaleView], solutions: list[ItemSol
         return [(np.asarray(attempts @ t), np.asarray(successes @ a)) for t, a in zip(tables, scores, strict=True)]
     earned = np.concatenate([split_exact(a, ITEM_PIECE) for a in scores], axis=1)
     sums = np.zeros((cells.n_models, earned.shape[1]))
-    complete = cells.is_complete
-    gradients = [t.sum(axis=0)[None, :] if complete else np.zeros((cells.n_models, t.shape[1])) for t in tables]
+    gradients = [np.zeros((cells.n_models, t.shape[1])) for t in tables]
     tables32 = [t.astype(np.float32) for t in tables]
+    memory = Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
     for items_piece in pieces(cells.n_items, ITEM_PIECE):
         for models in pieces(cells.n_models, MODEL_PIECE):
-            attempts32, successes32 = cells.piece(items_piece, models)
-            sums[models] += successes32.T @ earned[items_piece]
-            if attempts32 is not None:
+            sums[models] += cells.successes_of(items_piece, models, memory).T @ earned[items_piece]
+            if not cells.is_complete:
+                mask = _mask_of(cells, items_piece, models, memory).T
                 for gradient, table in zip(gradients, tables32, strict=True):
-                    gradient[models] += attempts32.T @ table[items_piece]
-    return [(g, joined(sums, i)) for i, g in enumerate(gradients)]
+                    gradient[models] += mask @ table[items_piece]
+    results = []
+    for number, (table, gradient) in enumerate(zip(tables, gradients, strict=True)):
+        whole = table.sum(axis=0)[None, :]
+        if cells.is_complete:
+            gradient = whole
+        elif cells.is_mostly_observed:
+            gradient = whole - gradient
+        results.append((gradient, joined(sums, number)))
+    return results
 
 
 # ------------------------------------------------------------------------------------------------ exact sums
@@ -319,7 +336,7 @@ def exact_block(cells: Cells, view: ScaleView, solution: ItemSolution, counts: F
             a[items] = np.maximum(a[items] + step * da, 0.0)
             b[items] += step * db
             if growing.size:
-                own = solve_own(cells, growing + items.start, weighted[items][growing], view, 0.01 * ITEM_TOLERANCE)
+                own = solve_own(cells, growing + items.start, weighted[items][growing], view, 0.1 * ITEM_TOLERANCE)
                 a[growing + items.start], b[growing + items.start] = own.a, own.b
             previous = length
         residual[items] = length
@@ -349,11 +366,13 @@ def scores(cells: Cells, a: F64) -> F64:
     """Return S: every model's successes weighted by discrimination, shape (n_models,), float64."""
     if isinstance(cells, SparseCells):
         return weighted_count(cells.indices, cells.k * a[cells.item], cells.n_models)
-    total = np.zeros(cells.n_models)
+    total = np.zeros((cells.n_models, SPLITS))
+    earned = split_exact(a, ITEM_PIECE)
+    memory = Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
     for items in pieces(cells.n_items, ITEM_PIECE):
         for models in pieces(cells.n_models, MODEL_PIECE):
-            total[models] += a[items] @ cells.piece(items, models)[1].astype(np.float64)
-    return total
+            total[models] += cells.successes_of(items, models, memory).T @ earned[items]
+    return total.sum(axis=1)
 
 
 def exact_sums(cells: Cells, items: slice, theta: F64, a: F64, b: F64) -> tuple[ItemSums, tuple[F64, F64]]:
@@ -373,35 +392,35 @@ def exact_sums(cells: Cells, items: slice, theta: F64, a: F64, b: F64) -> tuple[
     gradient, information = np.zeros(cells.n_models), np.zeros(cells.n_models)
     loss = 0.0
     left = np.stack([a, b], axis=1)
+    right = np.stack([theta, np.ones_like(theta)])
+    basis = np.stack([np.ones_like(theta), theta, theta * theta], axis=1)
     squares = a * a
+    safe = float(np.abs(a).max() * np.abs(theta).max() + np.abs(b).max()) > SAFE_EXPONENT or not cells.is_binary
+    memory = Workspace(n_items * (EXACT_MODEL_PIECE + 8))
+    buffers = np.empty((2, n_items, min(EXACT_MODEL_PIECE, cells.n_models)))
     for models in pieces(cells.n_models, EXACT_MODEL_PIECE):
-        attempts, _ = cells.piece(items, models)
-        th = theta[models]
-        x = left @ np.stack([th, np.ones_like(th)])
-        bound = np.abs(a).max() * np.abs(th).max() + np.abs(b).max()
-        if bound <= SAFE_EXPONENT and cells.is_binary:
-            piece_loss, p, w = _cells_fast(x, attempts)
-        else:
-            piece_loss, p, w = _cells_safe(x, attempts)
+        attempts = None if cells.is_complete else cells.attempts_of(items, models, memory)
+        x, other = buffers[:, :, : models.stop - models.start]
+        np.matmul(left, right[:, models], out=x)
+        piece_loss, p, w = _cells_safe(x, attempts) if safe else _cells_fast(x, other, attempts)
         loss += piece_loss
-        basis = np.stack([np.ones_like(th), th, th * th], axis=1)
-        per_item[:, :2] += p @ basis[:, :2]
-        per_item[:, 2:] += w @ basis
+        per_item[:, :2] += p @ basis[models, :2]
+        per_item[:, 2:] += w @ basis[models]
         gradient[models] += a @ p
         information[models] += squares @ w
     sums = ItemSums(loss, per_item[:, 1], per_item[:, 0], per_item[:, 4], per_item[:, 3], per_item[:, 2])
     return sums, (gradient, information)
 
 
-def _cells_fast(x: F64, attempts: F32 | None) -> tuple[float, F64, F64]:
-    """Loss, n P and n P(1-P) where no cell has more than one attempt and |x| is bounded.
+def _cells_fast(x: F64, base: F64, attempts: F32 | None) -> tuple[float, F64, F64]:
+    """Loss, n P and n P(1-P) where no cell has more than one attempt and |x| is bounded; overwrites x and base.
 
     The logarithms of sixteen cells are taken of their product: one logarithm instead of sixteen.
     """
-    odds = np.exp(x)
+    odds = np.exp(x, out=x)
     if attempts is not None:
         odds *= attempts
-    base = odds + 1.0
+    np.add(odds, 1.0, out=base)
     whole = base.shape[0] // 16 * 16
     loss = 0.0
     if whole:
@@ -410,7 +429,8 @@ def _cells_fast(x: F64, attempts: F32 | None) -> tuple[float, F64, F64]:
     if whole < base.shape[0]:
         loss += float(np.log(np.multiply.reduce(base[whole:], axis=0)).sum())
     p = np.divide(odds, base, out=odds)
-    w = np.divide(p, base, out=base)
+    w = np.multiply(p, p, out=base)
+    np.subtract(p, w, out=w)
     return loss, p, w
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmm_spark.kernels.abilities import interpolate, newton_abilities, solve_from_table
-from cbmm_spark.kernels.cells import F32, Cells, SparseCells
+from cbmm_spark.kernels.cells import F32, Cells, SparseCells, Workspace
 from cbmm_spark.kernels.items import ItemSolution
 from cbmm_spark.kernels.model import F64, Ridge, standard_gauge
 from cbmm_spark.kernels.nodes import Nodes, weight_matrix
@@ -326,12 +326,11 @@ def count_block(cells: Cells, models: Index, out: Counts) -> None:
         out.easiness[where] += np.bincount(cells.indices, weights=cells.n * odds[cells.item], minlength=size)
         return
     parts = np.zeros((4, size))
+    memory = Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
     for items in pieces(cells.n_items, ITEM_PIECE):
         for span in pieces(size, MODEL_PIECE):
-            attempts, successes = cells.piece(items, span)
-            parts[1, span] += successes.sum(axis=0, dtype=np.float64)
-            if attempts is None:
-                attempts = np.ones_like(successes)
+            parts[1, span] += cells.successes_of(items, span, memory).sum(axis=0, dtype=np.float64)
+            attempts = cells.attempts_of(items, span, memory)
             parts[0, span] += attempts.sum(axis=0, dtype=np.float64)
             parts[2, span] += np.count_nonzero(attempts, axis=0)
             parts[3, span] += odds[items] @ attempts
