@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.blocks import ITEM_BLOCK_SCHEMA, join_tiles, read_block
+from cbmm_spark.kernels.components import merge_labels
 from cbmm_spark.kernels.dense import Block
 from cbmm_spark.kernels.loop import ScalePass
 from cbmm_spark.kernels.model import F64
@@ -44,6 +45,9 @@ MODEL_CHUNK = 4096
 
 TOTALS = -1
 """Chunk number of the row that carries totals instead of models."""
+
+LABELS = -2
+"""Chunk number of the row that carries every model's component."""
 
 BATCH_ROWS = 4
 """Blocks handed to Python at once: a block of 1,024 items x 10,000 models is 2.5 MB."""
@@ -127,15 +131,21 @@ class SparkBlocks:
                 arrays = [count.attempts, count.successes, count.items, count.easiness]
                 totals = np.array([count.n_items, count.cells], dtype=np.float64)
                 yield from _chunks(name, arrays, totals)
+                yield _row(name, LABELS, _partition(), count.labels.astype(np.float64))
 
         def add(_scale: str, chunk: int, payloads: list[F64]) -> F64:
-            return np.sum(payloads, axis=0) if chunk == TOTALS else _ordered_sum(payloads)
+            if chunk == LABELS:
+                return merge_labels([payload.astype(np.int64) for payload in payloads]).astype(np.float64)
+            return _ordered_sum(payloads)
 
         rows = self._job(partition, add, "count responses")
         result = {name: Counts.zeros(n_models) for name in scales}
         for name, chunk, values in rows:
             if chunk == TOTALS:
                 result[name].n_items, result[name].cells = int(values[0]), int(values[1])
+                continue
+            if chunk == LABELS:
+                result[name].labels = values.astype(np.int64)
                 continue
             part = values.reshape(4, -1)
             where = slice(chunk * MODEL_CHUNK, chunk * MODEL_CHUNK + part.shape[1])
@@ -305,13 +315,17 @@ def _join(batches: Batches) -> Batches:
 
 def _chunks(name: str, arrays: Sequence[F64], totals: F64) -> Batches:
     """Cut per-model arrays into rows of MODEL_CHUNK models each, and add the row of totals."""
-    context = TaskContext.get()
-    source = 0 if context is None else context.partitionId()
+    source = _partition()
     size = arrays[0].size
     for chunk, start in enumerate(range(0, size, MODEL_CHUNK)):
         part = np.concatenate([array[start : start + MODEL_CHUNK] for array in arrays])
         yield _row(name, chunk, source, part)
     yield _row(name, TOTALS, source, totals)
+
+
+def _partition() -> int:
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
 
 
 def _row(scale: str, chunk: int, source: int, values: F64) -> pa.RecordBatch:

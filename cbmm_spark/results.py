@@ -16,6 +16,7 @@ from scipy.stats import norm
 
 from cbmm_spark.config import RescoreConfig
 from cbmm_spark.fit import SparkBlocks
+from cbmm_spark.kernels.components import first_observers
 from cbmm_spark.kernels.dense import Block
 from cbmm_spark.kernels.loop import IterationRecord, ScaleFit
 from cbmm_spark.kernels.model import F64, Gauge, standard_gauge
@@ -24,9 +25,9 @@ from cbmm_spark.kernels.stage import ScaleTask
 from cbmm_spark.kernels.statistics import (
     ability_errors,
     accuracy_loss,
-    competition_ranks,
     constant_easiness,
     item_errors,
+    ranks_within,
     spearman,
     wilson,
 )
@@ -47,18 +48,19 @@ ITEM_COLUMNS = pa.schema(
         ("accuracy", pa.float64()),
         ("information", pa.float64()),
         ("max_information", pa.float64()),
+        ("component", pa.int32()),
         ("flag_reasons", pa.string()),
     ]
 )
 ITEM_DDL = (
     "scale string, benchmark string, item_index int, discrimination double, easiness double, difficulty double, "
     "discrimination_se double, easiness_se double, n_models int, accuracy double, information double, "
-    "max_information double, flag_reasons string"
+    "max_information double, component int, flag_reasons string"
 )
 ESTIMATES_DDL = (
     "scale string, model_index int, ability double, ability_se double, ability_lower double, ability_upper double, "
     "rank int, accuracy double, accuracy_lower double, accuracy_upper double, accuracy_rank int, n_items int, "
-    "coverage double, status string"
+    "coverage double, component int, status string"
 )
 
 
@@ -163,6 +165,7 @@ def _estimates(name: str, fit: ScaleFit, config: RescoreConfig) -> pa.Table:
     half = float(norm.ppf(0.5 + config.level / 2.0)) * shown.error
     accuracy = counts.successes / counts.attempts
     lower, upper = wilson(counts.successes, counts.attempts, config.level)
+    component = fit.components
     columns = {
         "scale": pa.array([name] * fit.models.size, pa.string()),
         "model_index": pa.array((fit.models + 1).astype(np.int32)),
@@ -170,13 +173,14 @@ def _estimates(name: str, fit: ScaleFit, config: RescoreConfig) -> pa.Table:
         "ability_se": finite(shown.error),
         "ability_lower": finite(shown.ability - half),
         "ability_upper": finite(shown.ability + half),
-        "rank": pa.array(competition_ranks(shown.ability).astype(np.int32)),
+        "rank": pa.array(ranks_within(component, shown.ability).astype(np.int32)),
         "accuracy": finite(accuracy),
         "accuracy_lower": finite(np.minimum(lower, accuracy)),
         "accuracy_upper": finite(np.maximum(upper, accuracy)),
-        "accuracy_rank": pa.array(competition_ranks(accuracy).astype(np.int32)),
+        "accuracy_rank": pa.array(ranks_within(component, accuracy).astype(np.int32)),
         "n_items": pa.array(counts.items.astype(np.int32)),
         "coverage": finite(counts.items / max(counts.n_items, 1)),
+        "component": pa.array(component.astype(np.int32)),
         "status": pa.array([str(s) for s in shown.status], pa.string()),
     }
     return pa.table(columns)
@@ -218,6 +222,7 @@ def item_rows(
         (
             ScaleTask(name, fit.benchmarks, fit.models, fit.theta, fit.nodes, fit.ridge, "late"),
             on_published_scale(fit, config).gauge,
+            fit.components,
             tuple(scales.shown_by(name)),
         )
         for name, fit in fits.items()
@@ -227,8 +232,8 @@ def item_rows(
     def rows(block: Block, row: Mapping[str, Any]) -> pa.RecordBatch:
         start = int(row["item_start"])
         made = [
-            _item_batch(block, start, task, gauge, sigma, few, names)
-            for task, gauge, names in parts
+            _item_batch(block, start, task, gauge, components, sigma, few, names)
+            for task, gauge, components, names in parts
             if block.benchmark in task.benchmarks
         ]
         return pa.Table.from_batches(made, ITEM_COLUMNS).combine_chunks().to_batches()[0] if made else _no_items()
@@ -245,7 +250,14 @@ def _no_items() -> pa.RecordBatch:
 
 
 def _item_batch(
-    block: Block, start: int, task: ScaleTask, gauge: Gauge, sigma: float, few: int, names: Sequence[str]
+    block: Block,
+    start: int,
+    task: ScaleTask,
+    gauge: Gauge,
+    components: NDArray[np.int64],
+    sigma: float,
+    few: int,
+    names: Sequence[str],
 ) -> pa.RecordBatch:
     """Solve one block's items at the final abilities and put them on the published scale."""
     cells = block.cells
@@ -281,12 +293,16 @@ def _item_batch(
         "uninformative": seen & (a == 0.0),
         "few_responses": cells.observers < few,
     }
+    first = first_observers(cells)
+    place = np.searchsorted(task.models, block.models)
+    component = np.where(first >= 0, components[place[np.maximum(first, 0)]], 0).astype(np.int32)
     n, times = cells.n_items, len(names)
     columns: dict[str, pa.Array] = {
         "scale": pa.array([name for name in names for _ in range(n)], pa.string()),
         "benchmark": pa.array([block.benchmark] * (n * times), pa.string()),
         "item_index": pa.array(np.tile(np.arange(start, start + n, dtype=np.int32), times)),
         "n_models": pa.array(np.tile(cells.observers.astype(np.int32), times)),
+        "component": pa.array(np.tile(component, times), pa.int32(), mask=np.tile(component == 0, times)),
         "flag_reasons": pa.array(_join_reasons(reasons, n) * times, pa.string()),
     }
     columns |= {name: finite(np.tile(value, times)) for name, value in values.items()}

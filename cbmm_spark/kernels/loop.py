@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cbmm_spark.kernels.anderson import Anderson
+from cbmm_spark.kernels.components import component_numbers
 from cbmm_spark.kernels.model import F64, Ridge, best_gauge
 from cbmm_spark.kernels.nodes import Nodes, make_nodes
 from cbmm_spark.kernels.stage import Counts, Index, Mode, ModelResult, ScaleTask, Totals, initial_abilities
@@ -115,6 +116,11 @@ class ScaleFit:
     change: float = np.inf
     information: F64 = field(default_factory=lambda: np.zeros(0))
     history: list[IterationRecord] = field(default_factory=list)
+
+    @property
+    def components(self) -> Index:
+        """Number of the connected component of every model, from 1, shape (N,)."""
+        return component_numbers(self.counts.labels)
 
     @property
     def kkt_residual(self) -> float:

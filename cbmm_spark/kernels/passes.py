@@ -250,16 +250,15 @@ def ability_tables(cells: Cells, views: list[ScaleView], solutions: list[ItemSol
             sums[models] += cells.successes_of(items_piece, models, memory).T @ earned[items_piece]
             if not cells.is_complete:
                 mask = _mask_of(cells, items_piece, models, memory).T
-                for gradient, table in zip(gradients, tables32, strict=True):
-                    gradient[models] += mask @ table[items_piece]
+                for gradient, rounded in zip(gradients, tables32, strict=True):
+                    gradient[models] += mask @ rounded[items_piece]
     results = []
     for number, (table, gradient) in enumerate(zip(tables, gradients, strict=True)):
         whole = table.sum(axis=0)[None, :]
         if cells.is_complete:
-            gradient = whole
-        elif cells.is_mostly_observed:
-            gradient = whole - gradient
-        results.append((gradient, joined(sums, number)))
+            results.append((whole, joined(sums, number)))
+        else:
+            results.append((whole - gradient if cells.is_mostly_observed else gradient, joined(sums, number)))
     return results
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from cbmm_spark.kernels.abilities import interpolate, newton_abilities, solve_from_table
 from cbmm_spark.kernels.cells import F32, Cells, SparseCells, Workspace
+from cbmm_spark.kernels.components import block_groups, join_labels, merge_labels
 from cbmm_spark.kernels.items import ItemSolution
 from cbmm_spark.kernels.model import F64, Ridge, standard_gauge
 from cbmm_spark.kernels.nodes import Nodes, weight_matrix
@@ -276,6 +277,8 @@ class Counts:
         Number of items with at least one attempt.
     easiness
         Sum over attempts of the items' smoothed log-odds: what an average model would have earned.
+    labels
+        For every model the smallest position of a model connected with it through items, int64.
     n_items
         Items with at least one response.
     cells
@@ -286,18 +289,19 @@ class Counts:
     successes: F64
     items: F64
     easiness: F64
+    labels: Index
     n_items: int = 0
     cells: int = 0
 
     @classmethod
     def zeros(cls, size: int) -> Counts:
         """Return empty counts."""
-        return cls(np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size))
+        return cls(np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size), np.arange(size))
 
     def of(self, models: Index) -> Counts:
         """Return the counts of some models only."""
         return Counts(
-            self.attempts[models], self.successes[models], self.items[models], self.easiness[models],
+    """Per-model counts of one scale, of shape (M,) for all models or (N,) for its own, and totals over items.
             self.n_items, self.cells,
         )  # fmt: skip
 
@@ -307,6 +311,7 @@ class Counts:
         self.successes += other.successes
         self.items += other.items
         self.easiness += other.easiness
+        self.labels = merge_labels([self.labels, other.labels])
         self.n_items += other.n_items
         self.cells += other.cells
 
@@ -318,6 +323,7 @@ def count_block(cells: Cells, models: Index, out: Counts) -> None:
     odds = np.log(share) - np.log1p(-share)
     out.n_items += int(np.count_nonzero(cells.observers))
     out.cells += int(cells.observers.sum())
+    out.labels = join_labels(out.labels, models, block_groups(cells))
     size = cells.n_models
     if isinstance(cells, SparseCells):
         out.attempts[where] += np.bincount(cells.indices, weights=cells.n, minlength=size)

@@ -85,6 +85,15 @@ def competition_ranks(values: F64) -> NDArray[np.int64]:
     return rankdata(-values, method="min").astype(np.int64)
 
 
+def ranks_within(group: NDArray[np.int64], values: F64) -> NDArray[np.int64]:
+    """Return `competition_ranks` within each group: models of different components are never compared."""
+    ranks = np.empty(values.size, dtype=np.int64)
+    for number in np.unique(group):
+        mine = group == number
+        ranks[mine] = competition_ranks(values[mine])
+    return ranks
+
+
 def accuracy_loss(attempts: F64, successes: F64) -> float:
     """Return the mean loss per attempt of predicting every model's own accuracy, in nats."""
     total = float(attempts.sum())
