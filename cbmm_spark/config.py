@@ -124,6 +124,7 @@ class RescoreConfig:
     few_items: int = _within(10, 0)
     few_responses: int = _within(10, 0)
     min_items: int = _within(20, 1)
+    disconnected: Literal["refuse", "publish"] = "refuse"
     top: int = _within(20, 0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,9 +17,11 @@ from cbmm_spark.checkpoint import AbilitySaver
 from cbmm_spark.config import Config, SolverConfig
 from cbmm_spark.errors import CbmmError, InputError, NotConvergedError
 from cbmm_spark.fit import SparkBlocks, job_description
+from cbmm_spark.kernels.components import component_numbers
 from cbmm_spark.kernels.dense import Penalty
 from cbmm_spark.kernels.loop import IterationRecord, LoopOptions, ScaleFit, alternate, start_scale
 from cbmm_spark.kernels.model import F64
+from cbmm_spark.kernels.stage import Counts
 from cbmm_spark.pack import model_benchmarks, n_models, pack, tiles_of
 from cbmm_spark.publish import finish_run, publish, start_run, write_results
 from cbmm_spark.results import RunKey, ability_rows, item_rows, iteration_rows, scale_rows
@@ -171,7 +174,8 @@ def _fit_and_write(
 ) -> RescoreReport:
     with SparkBlocks(spark, inputs.tiles, config.solver.partitions) as blocks:
         scales = choose_scales(config.scales, blocks.benchmarks)
-        fits = fit_scales(blocks, scales, config.solver, inputs.n_models, warehouse, key, listener)
+        refuse = config.rescore.disconnected == "refuse"
+        fits = fit_scales(blocks, scales, config.solver, inputs.n_models, warehouse, key, listener, refuse)
         clock.lap("fit")
         unconverged = [name for name, fit in fits.items() if not fit.converged]
         write_results(warehouse, "run_iterations", iteration_rows(spark, fits, scales, key), key.run_id, key.scored_on)
@@ -213,9 +217,18 @@ def fit_scales(
     warehouse: Warehouse | None,
     key: RunKey,
     listener: Listener,
+    refuse_disconnected: bool = False,
 ) -> dict[str, ScaleFit]:
-    """Fit every scale on cached blocks; abilities are saved after each iteration where a warehouse is given."""
+    """Fit every scale on cached blocks; abilities are saved after each iteration where a warehouse is given.
+
+    Raises
+    ------
+    InputError
+        With `refuse_disconnected`, if the models of a scale fall into groups that share no item.
+    """
     counts = blocks.count(scales.to_fit, total_models)
+    if refuse_disconnected:
+        check_connected(counts)
     penalty = Penalty(
         None if config.lambda_ability == "auto" else float(config.lambda_ability),
         config.lambda_discrimination,
@@ -243,6 +256,27 @@ def fit_scales(
     return fits
 
 
+def check_connected(counts: Mapping[str, Counts]) -> None:
+    """Refuse scales whose models fall into groups without a common item (case F6).
+
+    Raises
+    ------
+    InputError
+        Names the scales and the sizes of their groups.
+    """
+    apart = []
+    for name, count in counts.items():
+        sizes = np.bincount(component_numbers(count.of(np.flatnonzero(count.attempts > 0)).labels))[1:]
+        if sizes.size > 1:
+            shown = " + ".join(str(size) for size in sizes[:5]) + (" + …" if sizes.size > 5 else "")
+            apart.append(f"{name!r} ({shown} models)")
+    if apart:
+        raise InputError(
+            f"models that share no item cannot be ranked together: scale {', '.join(apart[:5])}; leave the scale out "
+            '([scales]), or set rescore.disconnected = "publish" to rank every group by itself'
+        )
+
+
 def loop_options(config: SolverConfig) -> LoopOptions:
     """Return the loop's settings from the configuration."""
     return LoopOptions(
@@ -265,6 +299,11 @@ def _warnings(fits: dict[str, ScaleFit], scales: Scales, config: Config) -> list
                 f"scale {name!r} has {fit.counts.n_items} items, fewer than rescore.min_items = "
                 f"{config.rescore.min_items}: joint estimation is ill-posed there; read its abilities as a smoothed "
                 "accuracy, or use marginal maximum likelihood (docs/method.md)"
+            )
+        if fit.components.max() > 1:
+            found.append(
+                f"scale {name!r} falls into {fit.components.max()} groups of models that share no item: ranks hold "
+                "within a group (column component), abilities of different groups cannot be compared"
             )
         if fit.models.size < 2:
             found.append(f"scale {name!r} has a single model: its ability has nothing to be compared with")

@@ -266,8 +266,7 @@ def model_stage(task: ScaleTask, theta: F64, sums: ScaleSums) -> ModelResult:
 # ------------------------------------------------------------------------------------------------ counts
 @dataclass
 class Counts:
-    """Per-model counts of one scale, each of shape (M,) for all models or (N,) for the scale's own, and totals over
-    items.
+    """Per-model counts of one scale, of shape (M,) for all models or (N,) for its own, and totals over items.
 
     Attributes
     ----------
@@ -301,8 +300,8 @@ class Counts:
     def of(self, models: Index) -> Counts:
         """Return the counts of some models only."""
         return Counts(
-    """Per-model counts of one scale, of shape (M,) for all models or (N,) for its own, and totals over items.
-            self.n_items, self.cells,
+            self.attempts[models], self.successes[models], self.items[models], self.easiness[models],
+            self.labels[models], self.n_items, self.cells,
         )  # fmt: skip
 
     def add(self, other: Counts) -> None:
