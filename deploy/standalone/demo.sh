@@ -9,7 +9,7 @@ set -eu -o pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root"
-folder=${1:-demo/standalone}
+folder=$(realpath -m "${1:-demo/standalone}")
 python=${PYTHON:-$root/.venv/bin/python}
 port=${MASTER_PORT:-7077}
 web=${WEB_PORT:-8080}
@@ -42,7 +42,7 @@ daemon() { # NAME CLASS ARGUMENTS…
 daemon master org.apache.spark.deploy.master.Master --host 127.0.0.1 --port "$port" --webui-port "$web"
 for number in 1 2; do
     daemon "worker-$number" org.apache.spark.deploy.worker.Worker --host 127.0.0.1 --webui-port "$((web + number))" \
-        --cores "${WORKER_CORES:-1}" --memory "${WORKER_MEMORY:-2g}" --work-dir "$root/$folder/work/$number" \
+        --cores "${WORKER_CORES:-1}" --memory "${WORKER_MEMORY:-2g}" --work-dir "$folder/work/$number" \
         "spark://127.0.0.1:$port"
 done
 
