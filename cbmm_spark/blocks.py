@@ -36,8 +36,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from cbmm_spark.kernels.cells import BitCells, Cells, CountCells, SparseCells, Workspace, count_bits
-from cbmm_spark.kernels.dense import Block
+from cbmm_spark.kernels.cells import BitCells, Block, Cells, CountCells, SparseCells, Workspace, count_bits
 
 BITMAP_MODELS = 32_768
 """Models a bitmap of Spark SQL covers; model block m holds the numbers m*32768+1 ... (m+1)*32768."""
@@ -277,4 +276,4 @@ def read_block(row: Mapping[str, Any]) -> Block:
     """Return an item block row (`ITEM_BLOCK_SCHEMA`) as what the kernels work on."""
     models = np.frombuffer(row["models"], dtype="<i4").astype(np.int64)
     cells = decode(row["encoding"], row["attempted"], row["solved"], int(row["n_items"]), models.size)
-    return Block(str(row["benchmark"]), cells, models)
+    return Block(str(row["benchmark"]), cells, models, int(row["item_start"]))

@@ -105,6 +105,7 @@ class SolverConfig:
     lambda_discrimination: float = _within(0.25, 0)
     lambda_easiness: float = _within(0.1, 0)
     tolerance: float = _within(1e-3, 0, above=True)
+    paper_tolerance: float = _within(1e-4, 0, above=True)
     objective_tolerance: float = _within(1e-9, 0)
     max_iterations: int = _within(200, 1)
     anderson_depth: int = _within(4, 0, 20)

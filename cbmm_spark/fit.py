@@ -25,17 +25,21 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.blocks import ITEM_BLOCK_SCHEMA, join_tiles, read_block
+from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.components import merge_labels
-from cbmm_spark.kernels.dense import Block
 from cbmm_spark.kernels.loop import ScalePass
 from cbmm_spark.kernels.model import F64
+from cbmm_spark.kernels.paper import PaperSums, PaperTask, add_paper_block
 from cbmm_spark.kernels.stage import (
     Counts,
+    ItemKey,
+    Items,
     ModelResult,
     ScaleSums,
     ScaleTask,
     Totals,
     add_block,
+    add_fixed_block,
     count_block,
     model_stage,
 )
@@ -45,6 +49,9 @@ MODEL_CHUNK = 4096
 
 TOTALS = -1
 """Chunk number of the row that carries totals instead of models."""
+
+ITEMS = -3
+"""Chunk number of the row that carries item parameters."""
 
 LABELS = -2
 """Chunk number of the row that carries every model's component."""
@@ -165,8 +172,12 @@ class SparkBlocks:
             sums = {task.name: ScaleSums.zeros(task) for task in by_name.values()}
             for block, _ in _blocks(batches):
                 mine = [task for task in by_name.values() if block.benchmark in task.benchmarks]
-                if mine:
-                    add_block(block.cells, block.models, mine, sums)
+                solved = [task for task in mine if task.mode != "fixed"]
+                if solved:
+                    add_block(block.cells, block.models, solved, sums)
+                for task in mine:
+                    if task.mode == "fixed":
+                        add_fixed_block(block, task, sums[task.name])
             for name, part in sums.items():
                 arrays = [part.score, part.gradient, part.information]
                 if part.table is not None:
@@ -182,7 +193,7 @@ class SparkBlocks:
             task = by_name[name]
             theta = task.theta[chunk * MODEL_CHUNK : (chunk + 1) * MODEL_CHUNK]
             values = _ordered_sum(payloads).reshape(-1, theta.size)
-            table = None if task.mode == "late" else np.ascontiguousarray(values[3:].T)
+            table = np.ascontiguousarray(values[3:].T) if task.has_table else None
             result = model_stage(task, theta, ScaleSums(table, values[0], values[1], values[2]))
             return np.concatenate([result.theta, result.information, result.residual])
 
@@ -198,6 +209,49 @@ class SparkBlocks:
             where = slice(chunk * MODEL_CHUNK, chunk * MODEL_CHUNK + part.shape[1])
             models[name].theta[where], models[name].information[where], models[name].residual[where] = part
         return {name: ScalePass(models[name], totals[name]) for name in by_name}
+
+    def run_sweep(self, tasks: Sequence[PaperTask]) -> dict[str, PaperSums]:
+        """Compute one sweep of the paper's recurrence: the `RunSweep` of `kernels.paper`."""
+        by_name = {task.name: task for task in tasks}
+        numbers = {benchmark: number for number, benchmark in enumerate(self.benchmarks)}
+
+        def partition(batches: Batches) -> Batches:
+            sums = {name: PaperSums.zeros(task.theta.size) for name, task in by_name.items()}
+            for block, _ in _blocks(batches):
+                for name, task in by_name.items():
+                    if block.benchmark in task.benchmarks:
+                        add_paper_block(block, task, sums[name])
+            for name, part in sums.items():
+                yield from _chunks(name, [part.numerator, part.denominator], np.array([part.loss, part.penalty]))
+                packed = [[numbers[key[0]], key[1], a.size, *a, *b] for key, (a, b) in part.items.items()]
+                yield _row(name, ITEMS, _partition(), np.array([x for row in packed for x in row], dtype=np.float64))
+
+        def add(_name: str, chunk: int, payloads: list[F64]) -> F64:
+            return np.concatenate(payloads) if chunk == ITEMS else _ordered_sum(payloads)
+
+        rows = self._job(partition, add, f"sweep {len(tasks)} scale(s)")
+        sums = {name: PaperSums.zeros(task.theta.size) for name, task in by_name.items()}
+        for name, chunk, values in rows:
+            out = sums[name]
+            if chunk == TOTALS:
+                out.loss, out.penalty = float(values[0]), float(values[1])
+            elif chunk == ITEMS:
+                out.items = self._unpack_items(values)
+            else:
+                part = values.reshape(2, -1)
+                where = slice(chunk * MODEL_CHUNK, chunk * MODEL_CHUNK + part.shape[1])
+                out.numerator[where], out.denominator[where] = part
+        return sums
+
+    def _unpack_items(self, values: F64) -> dict[ItemKey, Items]:
+        items: dict[ItemKey, Items] = {}
+        at = 0
+        while at < values.size:
+            benchmark, start, size = (int(value) for value in values[at : at + 3])
+            a, b = values[at + 3 : at + 3 + 2 * size].reshape(2, size)
+            items[(self.benchmarks[benchmark], start)] = (a, b)
+            at += 3 + 2 * size
+        return items
 
     def map_blocks(self, function: BlockFunction, schema: str) -> DataFrame:
         """Return a frame with what a function makes of every item block (it gets the block and its row's metadata)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,7 +21,8 @@ from cbmm_spark.kernels.components import component_numbers
 from cbmm_spark.kernels.dense import Penalty
 from cbmm_spark.kernels.loop import IterationRecord, LoopOptions, ScaleFit, alternate, start_scale
 from cbmm_spark.kernels.model import F64
-from cbmm_spark.kernels.stage import Counts
+from cbmm_spark.kernels.paper import PaperFit, PaperTask, run_paper
+from cbmm_spark.kernels.stage import Counts, ScaleTask
 from cbmm_spark.pack import model_benchmarks, n_models, pack, tiles_of
 from cbmm_spark.publish import finish_run, publish, start_run, write_results
 from cbmm_spark.results import RunKey, ability_rows, item_rows, iteration_rows, scale_rows
@@ -229,11 +230,7 @@ def fit_scales(
     counts = blocks.count(scales.to_fit, total_models)
     if refuse_disconnected:
         check_connected(counts)
-    penalty = Penalty(
-        None if config.lambda_ability == "auto" else float(config.lambda_ability),
-        config.lambda_discrimination,
-        config.lambda_easiness,
-    )
+    penalty = penalty_of(config)
     options = loop_options(config)
     fits: dict[str, ScaleFit] = {}
     for name, benchmarks in scales.to_fit.items():
@@ -249,7 +246,10 @@ def fit_scales(
             saver.put(record.scale, record.iteration, fits[record.scale].models, theta)
 
     try:
-        alternate(list(fits.values()), blocks.run_pass, options, tell)
+        if config.method == "paper":
+            _run_paper(blocks, fits, config, tell)
+        else:
+            alternate(list(fits.values()), blocks.run_pass, options, tell)
     finally:
         if saver is not None:
             saver.close()
@@ -275,6 +275,52 @@ def check_connected(counts: Mapping[str, Counts]) -> None:
             f"models that share no item cannot be ranked together: scale {', '.join(apart[:5])}; leave the scale out "
             '([scales]), or set rescore.disconnected = "publish" to rank every group by itself'
         )
+
+
+def penalty_of(config: SolverConfig) -> Penalty:
+    """Return the configured penalty; the paper's method has none."""
+    if config.method == "paper":
+        return Penalty(0.0, 0.0, 0.0)
+    automatic = config.lambda_ability == "auto"
+    return Penalty(
+        None if automatic else float(config.lambda_ability), config.lambda_discrimination, config.lambda_easiness
+    )
+
+
+def _run_paper(
+    blocks: SparkBlocks, fits: dict[str, ScaleFit], config: SolverConfig, tell: Callable[[IterationRecord, F64], None]
+) -> None:
+    """Fit by the paper's recurrence and stopping rule, then evaluate where it ended exactly, in one more pass."""
+    began = time.perf_counter()
+
+    def told(paper: PaperFit, change: float) -> None:
+        nonlocal began
+        now = time.perf_counter()
+        fit = fits[paper.task.name]
+        record = IterationRecord(
+            fit.name, len(paper.history), "paper", paper.objective, change, (now - began) / max(len(fits), 1), True
+        )
+        began = now
+        fit.history.append(record)
+        tell(record, paper.task.theta)
+
+    tasks = [PaperTask(f.name, f.benchmarks, f.models, f.theta, {}, f.ridge) for f in fits.values()]
+    done = run_paper(tasks, blocks.run_sweep, config.paper_tolerance, config.max_iterations, told)
+    ends = []
+    for paper in done:
+        fit, task = fits[paper.task.name], paper.task
+        fit.theta, fit.items, fit.converged, fit.iteration = task.theta, task.items, paper.converged, len(paper.history)
+        ends.append(
+            ScaleTask(fit.name, fit.benchmarks, fit.models, fit.theta, fit.nodes, fit.ridge, "fixed", task.items)
+        )
+    for name, result in blocks.run_pass(ends).items():
+        fit = fits[name]
+        fit.objective = (
+            result.totals.loss + result.totals.penalty + 0.5 * fit.ridge.ability * float(fit.theta @ fit.theta)
+        )
+        fit.log_loss = result.totals.loss / max(float(fit.counts.attempts.sum()), 1.0)
+        fit.information, fit.item_residual = result.models.information, result.totals.residual
+        fit.ability_residual = float(result.models.residual.max(initial=0.0))
 
 
 def loop_options(config: SolverConfig) -> LoopOptions:

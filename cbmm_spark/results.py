@@ -16,11 +16,18 @@ from scipy.stats import norm
 
 from cbmm_spark.config import RescoreConfig
 from cbmm_spark.fit import SparkBlocks
+from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.components import first_observers
-from cbmm_spark.kernels.dense import Block
 from cbmm_spark.kernels.loop import IterationRecord, ScaleFit
 from cbmm_spark.kernels.model import F64, Gauge, standard_gauge
-from cbmm_spark.kernels.passes import exact_block, item_moments, solve_block
+from cbmm_spark.kernels.passes import (
+    ExactResult,
+    ScaleView,
+    evaluate_block,
+    exact_block,
+    item_moments,
+    solve_block,
+)
 from cbmm_spark.kernels.stage import ScaleTask
 from cbmm_spark.kernels.statistics import (
     ability_errors,
@@ -220,7 +227,7 @@ def item_rows(
     """
     parts = [
         (
-            ScaleTask(name, fit.benchmarks, fit.models, fit.theta, fit.nodes, fit.ridge, "late"),
+            ScaleTask(name, fit.benchmarks, fit.models, fit.theta, fit.nodes, fit.ridge, "late", fit.items),
             on_published_scale(fit, config).gauge,
             fit.components,
             tuple(scales.shown_by(name)),
@@ -262,9 +269,7 @@ def _item_batch(
     """Solve one block's items at the final abilities and put them on the published scale."""
     cells = block.cells
     view = task.view(task.places(block.models))
-    counts, weighted = item_moments(cells, [view])[0]
-    solution = solve_block(cells, view, counts, weighted)
-    exact = exact_block(cells, view, solution, counts, weighted)
+    exact = _items_at(block, task, view)
     # An item that everybody or nobody solves says nothing about its slope: it is shown with none (cases F2).
     constant = (cells.successes <= 0.0) | (cells.successes >= cells.attempts)
     a = np.where(constant, 0.0, exact.a)
@@ -307,6 +312,14 @@ def _item_batch(
     }
     columns |= {name: finite(np.tile(value, times)) for name, value in values.items()}
     return pa.RecordBatch.from_pydict({name: columns[name] for name in ITEM_COLUMNS.names}, schema=ITEM_COLUMNS)
+
+
+def _items_at(block: Block, task: ScaleTask, view: ScaleView) -> ExactResult:
+    """Return the items' own optimum at the abilities, or what was given."""
+    if task.items is not None:
+        return evaluate_block(block.cells, view, *task.items[(block.benchmark, block.item_start)])
+    counts, weighted = item_moments(block.cells, [view])[0]
+    return exact_block(block.cells, view, solve_block(block.cells, view, counts, weighted), counts, weighted)
 
 
 def _join_reasons(reasons: Mapping[str, NDArray[np.bool_]], n: int) -> list[str | None]:

@@ -6,6 +6,7 @@ Rows are items, columns are models. A cell has n attempts and k successes (metho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,28 @@ class SparseCells:
 
 
 Cells = DenseCells | SparseCells
+
+
+@dataclass(frozen=True)
+class Block:
+    """One item block in memory.
+
+    Attributes
+    ----------
+    benchmark
+        Whose items.
+    cells
+        Who answered what.
+    models
+        Which model (position among all models) each column is, increasing, shape (n_models,).
+    item_start
+        Number of the first item within the benchmark.
+    """
+
+    benchmark: str
+    cells: Cells
+    models: NDArray[np.int64]
+    item_start: int = 1
 
 
 def weighted_count(index: NDArray[Any], weights: F64, size: int) -> F64:

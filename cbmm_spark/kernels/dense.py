@@ -7,29 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbmm_spark.kernels.cells import Cells
+from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.items import ItemSolution
 from cbmm_spark.kernels.loop import Listener, LoopOptions, ScaleFit, ScalePass, alternate, start_scale
 from cbmm_spark.kernels.model import F64, Ridge
 from cbmm_spark.kernels.passes import exact_block, item_moments, solve_block
 from cbmm_spark.kernels.stage import (
     Counts,
-    Index,
     ScaleSums,
     ScaleTask,
     add_block,
     count_block,
     model_stage,
 )
-
-
-@dataclass(frozen=True)
-class Block:
-    """One item block in memory: its benchmark, its cells, and which model each column is."""
-
-    benchmark: str
-    cells: Cells
-    models: Index
 
 
 @dataclass(frozen=True)

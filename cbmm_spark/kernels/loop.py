@@ -7,7 +7,7 @@ iterations", "Stop", "Certificate").
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +16,17 @@ from cbmm_spark.kernels.anderson import Anderson
 from cbmm_spark.kernels.components import component_numbers
 from cbmm_spark.kernels.model import F64, Ridge, best_gauge
 from cbmm_spark.kernels.nodes import Nodes, make_nodes
-from cbmm_spark.kernels.stage import Counts, Index, Mode, ModelResult, ScaleTask, Totals, initial_abilities
+from cbmm_spark.kernels.stage import (
+    Counts,
+    Index,
+    ItemKey,
+    Items,
+    Mode,
+    ModelResult,
+    ScaleTask,
+    Totals,
+    initial_abilities,
+)
 
 RELATIVE_ROUNDING = 1e-12
 """Two objectives that differ by less than this, relatively, are equal."""
@@ -96,6 +106,8 @@ class ScaleFit:
         Objective at the nodes minus exact objective, relative.
     information
         Fisher information of every model, without ridge.
+    items
+        Item parameters, where they are not the optimum for theta that they are otherwise computed as.
     """
 
     name: str
@@ -116,6 +128,7 @@ class ScaleFit:
     change: float = np.inf
     information: F64 = field(default_factory=lambda: np.zeros(0))
     history: list[IterationRecord] = field(default_factory=list)
+    items: Mapping[ItemKey, Items] | None = None
 
     @property
     def components(self) -> Index:
@@ -151,11 +164,6 @@ def start_scale(
     nodes = make_nodes(start, options.node_spacing, options.min_nodes, options.max_nodes)
     mode: Mode = "exact" if counts.cells <= options.exact_below else "nodes"
     return ScaleFit(name, benchmarks, ridge, models, own, start, nodes, mode)
-
-
-def mode_has_table(mode: Mode) -> bool:
-    """Whether a mode solves abilities from tables at the nodes."""
-    return mode != "late"
 
 
 class _Driver:
@@ -247,7 +255,7 @@ class _Driver:
             fit.mode = "exact"
         accelerated = self.accelerator.propose(fit.theta, step, weight)
         self.plain, self.trial = (None, image) if accelerated is None else (image, accelerated)
-        if mode_has_table(fit.mode) and abs(fit.node_error) > NODE_TOLERANCE and fit.nodes.count < self.most_nodes:
+        if fit.mode != "late" and abs(fit.node_error) > NODE_TOLERANCE and fit.nodes.count < self.most_nodes:
             self.spacing *= 0.5
             fit.nodes = make_nodes(self.trial, self.spacing, options.min_nodes, self.most_nodes)
         low, high = fit.nodes.inner

@@ -352,6 +352,28 @@ def exact_block(cells: Cells, view: ScaleView, solution: ItemSolution, counts: F
     )  # fmt: skip
 
 
+def evaluate_block(cells: Cells, view: ScaleView, a: F64, b: F64) -> ExactResult:
+    """Evaluate a block exactly at given item parameters; the residual is their distance from the items' optimum."""
+    ridge_a, ridge_b = view.ridge.discrimination, view.ridge.easiness
+    weighted = item_moments(cells, [view])[0][1]
+    gradient, information = np.zeros(cells.n_models), np.zeros(cells.n_models)
+    residual = np.empty(cells.n_items)
+    curvature = (np.empty(cells.n_items), np.empty(cells.n_items), np.empty(cells.n_items))
+    loss = 0.0
+    for items in pieces(cells.n_items, cells.n_items if isinstance(cells, SparseCells) else EXACT_ITEM_PIECE):
+        sums, (part, more) = exact_sums(cells, items, view.theta, a[items], b[items])
+        grad_a = sums.theta_p - weighted[items] + ridge_a * a[items]
+        grad_b = sums.p - cells.successes[items] + ridge_b * b[items]
+        residual[items] = newton_step(a[items], grad_a, grad_b, sums.aa + ridge_a, sums.ab, sums.bb + ridge_b)[2]
+        curvature[0][items], curvature[1][items], curvature[2][items] = sums.aa, sums.ab, sums.bb
+        loss += sums.loss
+        gradient += part
+        information += more
+    loss -= float(cells.successes @ b + weighted @ a)
+    gradient -= scores(cells, a)
+    return ExactResult(a, b, loss, residual, gradient, information, curvature, node_loss=loss)
+
+
 def _node_loss(view: ScaleView, counts: F64, cells: Cells, weighted: F64, a: F64, b: F64) -> float:
     x = a[:, None] * view.nodes.abilities + b[:, None]
     softplus = np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmm_spark.kernels.abilities import interpolate, newton_abilities, solve_from_table
-from cbmm_spark.kernels.cells import F32, Cells, SparseCells, Workspace
+from cbmm_spark.kernels.cells import F32, Block, Cells, SparseCells, Workspace
 from cbmm_spark.kernels.components import block_groups, join_labels, merge_labels
 from cbmm_spark.kernels.items import ItemSolution
 from cbmm_spark.kernels.model import F64, Ridge, standard_gauge
@@ -26,15 +26,23 @@ from cbmm_spark.kernels.passes import (
     ExactResult,
     ScaleView,
     ability_tables,
+    evaluate_block,
     exact_block,
     item_moments,
     pieces,
     solve_block,
 )
 
-Mode = Literal["nodes", "exact", "late"]
+Mode = Literal["nodes", "exact", "late", "fixed"]
 """``nodes``: items and tables on the nodes. ``exact``: items on their own cells, tables corrected by exact gradients.
-``late``: items on their own cells, models by Newton steps from exact sums; no table at all."""
+``late``: items on their own cells, models by Newton steps from exact sums; no table at all.
+``fixed``: as ``late`` with the items given instead of solved."""
+
+ItemKey = tuple[str, int]
+"""Benchmark, and number of a block's first item."""
+
+Items = tuple[F64, F64]
+"""Discrimination and easiness of a block's items, divided by sigma."""
 
 Index = NDArray[np.int64]
 
@@ -57,6 +65,8 @@ class ScaleTask:
         Grid and penalty (for parameters divided by sigma).
     mode
         What to compute.
+    items
+        In mode ``fixed``: (a, b) of every item block of the scale.
     """
 
     name: str
@@ -66,6 +76,12 @@ class ScaleTask:
     nodes: Nodes
     ridge: Ridge
     mode: Mode
+    items: Mapping[ItemKey, Items] | None = None
+
+    @property
+    def has_table(self) -> bool:
+        """Whether abilities are solved from tables at the nodes."""
+        return self.mode in ("nodes", "exact")
 
     @cached_property
     def weights(self) -> F32:
@@ -115,7 +131,7 @@ class ScaleSums:
     Attributes
     ----------
     table
-        G at the nodes, shape (N, Q); None in mode ``late``.
+        G at the nodes, shape (N, Q); None in modes that need no table.
     score
         S, shape (N,).
     gradient, information
@@ -134,7 +150,7 @@ class ScaleSums:
     def zeros(cls, task: ScaleTask) -> ScaleSums:
         """Return empty sums for a task."""
         size = task.theta.size
-        table = None if task.mode == "late" else np.zeros((size, task.nodes.count))
+        table = np.zeros((size, task.nodes.count)) if task.has_table else None
         return cls(table, np.zeros(size), np.zeros(size), np.zeros(size))
 
     def add(self, other: ScaleSums) -> None:
@@ -187,7 +203,7 @@ def add_block(cells: Cells, models: Index, tasks: Sequence[ScaleTask], sums: Map
             residual = exact.residual
         _add_items(out.totals, task.ridge, solution, residual)
         solutions.append(solution)
-        if task.mode != "late":
+        if task.has_table:
             tabled.append(number)
     if tabled:
         results = ability_tables(cells, [views[i] for i in tabled], [solutions[i] for i in tabled])
@@ -196,6 +212,16 @@ def add_block(cells: Cells, models: Index, tasks: Sequence[ScaleTask], sums: Map
             assert out.table is not None
             out.table[places[number]] += gradient
             out.score[places[number]] += score
+
+
+def add_fixed_block(block: Block, task: ScaleTask, out: ScaleSums) -> None:
+    """Evaluate one item block exactly at given item parameters (mode ``fixed``)."""
+    assert task.items is not None
+    a, b = task.items[(block.benchmark, block.item_start)]
+    where = task.places(block.models)
+    exact = evaluate_block(block.cells, task.view(where), a, b)
+    _add_exact(out, where, exact)
+    _add_items(out.totals, task.ridge, ItemSolution(a, b, np.zeros_like(a), exact.residual, 0), exact.residual)
 
 
 def _add_items(totals: Totals, ridge: Ridge, items: ItemSolution, residual: F64) -> None:
@@ -253,7 +279,7 @@ def model_stage(task: ScaleTask, theta: F64, sums: ScaleSums) -> ModelResult:
         return ModelResult(update.theta, update.information, np.zeros_like(theta))
     gradient = sums.gradient + ridge * theta
     residual = np.abs(gradient) / np.sqrt(np.maximum(sums.information + ridge, 1e-300))
-    if task.mode == "late":
+    if not task.has_table:
         limit = 0.5 * float(task.nodes.slope(np.array([0.5 * (task.nodes.count - 1)]))[0])
         new = newton_abilities(theta, sums.gradient, sums.information, ridge, limit)
         return ModelResult(new, sums.information, residual)

@@ -12,11 +12,12 @@ from cbmm_spark.kernels.model import F64, Gauge, Ridge
 
 
 def ability_errors(information: F64, ridge: float) -> F64:
-    """Return the standard errors of abilities: 1 / sqrt(information + lambda), in the gauge of the information.
+    """Return the standard errors of abilities: 1 / sqrt(information + lambda), infinite where there is none of either.
 
     Source: method.md section 5.
     """
-    return 1.0 / np.sqrt(np.maximum(information + ridge, 1e-300))
+    total = information + ridge
+    return np.where(total > 1e-200, 1.0 / np.sqrt(np.maximum(total, 1e-200)), np.inf)
 
 
 @dataclass(frozen=True)
