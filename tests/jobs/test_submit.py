@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from tests.jobs.commands import Run
+from tests.jobs.commands import Done, Run
 
 
 @pytest.mark.slow
@@ -28,9 +28,11 @@ def test_the_three_jobs_run_one_after_the_other(submit: Run, tmp_path: Path) -> 
     assert DeltaTable(str(warehouse / "latest_abilities")).file_uris()
 
 
-def last_line(err: str) -> str:
-    """Ivy and the JVM talk on standard error too; the job's own line is one of it."""
-    (line,) = [each for each in err.splitlines() if each.startswith("cbmm-spark: ")]
+def complaint(done: Done) -> str:
+    """The job's own line: spark-submit hands on both streams of a Python program on its standard output."""
+    (line,) = done.out.splitlines()
+    assert line.startswith("cbmm-spark: ")
+    assert "Traceback" not in done.err
     return line
 
 
@@ -50,14 +52,13 @@ def test_a_session_without_delta_is_refused_with_what_to_pass(
         options=("--conf", option),
     )
     assert done.code == 2, done.err
-    assert said in last_line(done.err)
-    assert "--properties-file conf/spark-defaults.conf" in last_line(done.err)
-    assert "Traceback" not in done.err
+    assert said in complaint(done)
+    assert "--properties-file conf/spark-defaults.conf" in complaint(done)
     assert not (tmp_path / "w").exists()
 
 
 def test_an_input_that_is_missing_is_code_3_through_spark_submit_too(submit: Run, tmp_path: Path) -> None:
     done = submit("ingest", "--input", str(tmp_path / "gone.csv"), "--warehouse", str(tmp_path / "w"))
     assert done.code == 3, done.err
-    assert "gone.csv does not exist" in last_line(done.err)
+    assert "gone.csv does not exist" in complaint(done)
     assert not (tmp_path / "w").exists()
