@@ -105,14 +105,19 @@ def compare(accepted: DataFrame, stored: DataFrame, rule: Rule) -> DataFrame:
 
 
 @contextmanager
-def merge_settings(spark: SparkSession, note: Mapping[str, str]) -> Iterator[None]:
-    """Settings of a MERGE whose source is persisted and laid out as it should be: no copy, no second shuffle of it."""
-    with session_settings(
-        spark,
-        spark__databricks__delta__commitInfo__userMetadata=commit_note(note),
-        spark__databricks__delta__merge__materializeSource="none",
-        spark__databricks__delta__merge__repartitionBeforeWrite__enabled="false",
-    ):
+def merge_settings(spark: SparkSession, note: Mapping[str, str], *, insert_only: bool) -> Iterator[None]:
+    """Settings of a MERGE whose source is persisted and laid out as it should be: no second shuffle of it, and no copy.
+
+    With updates Delta passes over the source twice and insists on a copy of its own
+    (DELTA_MERGE_SOURCE_CACHED_DURING_EXECUTION).
+    """
+    settings = {
+        "spark__databricks__delta__commitInfo__userMetadata": commit_note(note),
+        "spark__databricks__delta__merge__repartitionBeforeWrite__enabled": "false",
+    }
+    if insert_only:
+        settings["spark__databricks__delta__merge__materializeSource"] = "none"
+    with session_settings(spark, **settings):
         yield
 
 
@@ -213,7 +218,7 @@ class _Commit:
             merge = merge.whenMatchedUpdate(set={name: F.col(f"s.{name}") for name in changed})
         columns = SPECS["responses"].column_names
         merge = merge.whenNotMatchedInsert(values={name: F.col(f"s.{name}") for name in columns})
-        with merge_settings(self.warehouse.spark, self.note):
+        with merge_settings(self.warehouse.spark, self.note, insert_only=not with_updates):
             outcome = merge.execute().head()
         assert outcome is not None
         return int(outcome["num_inserted_rows"]), int(outcome["num_updated_rows"])

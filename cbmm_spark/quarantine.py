@@ -59,7 +59,7 @@ def _add(warehouse: Warehouse, rows: DataFrame, path: str) -> None:
         return
     same = " AND ".join(f"t.{name} = s.{name}" for name in _IDENTITY)
     merge = warehouse.delta("quarantine").alias("t").merge(rows.alias("s"), same)
-    with merge_settings(warehouse.spark, {"command": "ingest", "input": path}):
+    with merge_settings(warehouse.spark, {"command": "ingest", "input": path}, insert_only=True):
         merge.whenNotMatchedInsertAll().execute()
 
 

@@ -44,7 +44,7 @@ MISSING = -1.0
 _BLANKS = "".join(map(chr, (*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029,
                             0x202F, 0x205F, 0x3000, 0xFEFF)))  # fmt: skip
 _NO_VERDICT = ("", "nan", "null")
-_INFINITE = ("inf", "infinity")
+_INFINITE = r"^[+-]?inf(inity)?$"
 _NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
 _INTEGER = r"^[+-]?[0-9]{1,10}([.]0*)?$"
 
@@ -133,7 +133,6 @@ def _read_score(column: Column, kind: T.DataType) -> tuple[Column, Column]:
         # + 0.0 turns -0.0 into 0.0, and NaN means that there is no verdict.
         return F.when(~F.isnan(number), number + F.lit(0.0)), F.lit(False)
     text = F.lower(_trimmed(column))
-    bare = F.ltrim(text, F.lit("+-"))
     is_number = text.rlike(_NUMBER)
     number = (
         F.when(text == "1", 1.0)
@@ -141,7 +140,7 @@ def _read_score(column: Column, kind: T.DataType) -> tuple[Column, Column]:
         .when(text == "true", 1.0)
         .when(text == "false", 0.0)
         .when(is_number, text.try_cast("double") + F.lit(0.0))
-        .when(bare.isin(*_INFINITE), F.lit(float("inf")))
+        .when(text.rlike(_INFINITE), F.lit(float("inf")))
     )
     unreadable = number.isNull() & text.isNotNull() & ~text.isin(*_NO_VERDICT)
     return number, F.coalesce(unreadable, F.lit(False))

@@ -6,13 +6,15 @@ No schema is inferred: every cell is text until `cbmm_spark.responses` reads it,
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config import ColumnsConfig
 from cbmm_spark.errors import InputError
+from cbmm_spark.readers import arrow_csv
 from cbmm_spark.readers.base import (
     RawFrame,
     Reader,
@@ -24,11 +26,13 @@ from cbmm_spark.readers.base import (
     find,
     row_as_json,
 )
-from cbmm_spark.readers.files import reading
+from cbmm_spark.readers.files import binary_files, reading
 
 DELIMITERS = (",", "\t", ";", "|")
 SUFFIXES = (".csv", ".tsv", ".tab", ".txt")
 _MALFORMED = "_cbmm_malformed"
+_SOURCE = "_cbmm_source"
+_POSITION = "_cbmm_position"
 
 
 def cells(line: str, delimiter: str) -> list[str]:
@@ -71,15 +75,15 @@ def _detect(sample: Sample) -> str | None:
 def _has_open_quotes(spark: SparkSession, path: str) -> bool:
     """Whether a quoted cell runs over a line end: then some physical line has an odd number of quotes.
 
-    Only then is `multiLine` needed, under which Spark cannot split a file among tasks.
+    Only then are files read whole, one a task.
     """
     lines = spark.read.option("recursiveFileLookup", "true").text(path)
     quotes = F.length("value") - F.length(F.replace("value", F.lit('"'), F.lit("")))
     return bool(lines.where(quotes % 2 == 1).head(1))
 
 
-def _load(spark: SparkSession, sample: Sample) -> DataFrame:
-    delimiter = pick_delimiter(sample.first_line, sample.columns)
+def _split_by_spark(spark: SparkSession, path: str, delimiter: str) -> DataFrame:
+    """The usual way: lines are rows, files are split among tasks."""
     reader = (
         spark.read.option("recursiveFileLookup", "true")
         .option("header", "true")
@@ -87,15 +91,51 @@ def _load(spark: SparkSession, sample: Sample) -> DataFrame:
         .option("quote", '"')
         .option("escape", '"')
         .option("encoding", "UTF-8")
-        .option("multiLine", str(_has_open_quotes(spark, sample.path)).lower())
         .option("enforceSchema", "false")  # files whose headers differ are refused, not read by position
         .option("columnPruning", "false")  # a row is malformed or not, whatever columns a query asks for
         .option("mode", "PERMISSIVE")
         .option("columnNameOfCorruptRecord", _MALFORMED)
     )
-    with reading(sample.path):
-        schema = reader.csv(sample.path).schema
-        return reader.schema(schema.add(_MALFORMED, "string")).csv(sample.path)
+    with reading(path):
+        schema = reader.csv(path).schema
+        frame = reader.schema(schema.add(_MALFORMED, "string")).csv(path)
+    return frame.select("*", F.col("_metadata.file_path").alias(_SOURCE), F.lit(None).cast("long").alias(_POSITION))
+
+
+def _split_by_arrow(spark: SparkSession, path: str, delimiter: str) -> DataFrame:
+    """Where quoted cells run over line ends: whole files, one a task."""
+    with reading(path):
+        first = binary_files(spark, path).select("path", "content").orderBy("path").head()
+    assert first is not None
+    names = arrow_csv.header(arrow_csv.unpacked(first["path"], pa.py_buffer(bytes(first["content"]))), delimiter)
+    own = [*(f"c{index}" for index in range(len(names))), _MALFORMED, _SOURCE]
+    schema = pa.schema([*((name, pa.string()) for name in own), (_POSITION, pa.int64())])
+
+    def parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for file, content in zip(batch.column("path"), batch.column("content"), strict=True):
+                yield from _parse_file(file.as_py(), content.as_buffer(), delimiter, names, schema)
+
+    spark_schema = ", ".join(f"`{name}` string" for name in own) + f", `{_POSITION}` long"
+    parsed = binary_files(spark, path).select("path", "content").mapInArrow(parse, spark_schema)
+    return parsed.toDF(*names, _MALFORMED, _SOURCE, _POSITION)
+
+
+def _parse_file(
+    path: str, content: pa.Buffer, delimiter: str, names: Sequence[str], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    text = arrow_csv.unpacked(path, content)
+    if arrow_csv.header(text, delimiter) != names:
+        raise ValueError(f"CSV header does not conform to that of the first file: {path}")
+    position = 0
+    for block in arrow_csv.blocks(text, delimiter, len(names)):
+        n = len(block.malformed) or len(block.columns[0])
+        nothing = pa.nulls(n, pa.string())
+        columns = [nothing] * len(names) if block.malformed else list(block.columns)
+        malformed = pa.array(block.malformed, pa.string()) if block.malformed else nothing
+        numbers = pa.nulls(n, pa.int64()) if block.malformed else pa.array(range(position, position + n), pa.int64())
+        yield pa.RecordBatch.from_arrays([*columns, malformed, pa.array([path] * n), numbers], schema=schema)
+        position += n
 
 
 def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame:
@@ -103,8 +143,11 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
     twice = sorted({name for name in header if header.count(name) > 1 and name})
     if twice:
         raise InputError(f"{sample.path} has two columns of the name {twice[0]}")
-    frame = _load(spark, sample)
-    roles = assign_roles([name for name in frame.columns if name != _MALFORMED], options, sample.path)
+    delimiter = pick_delimiter(sample.first_line, sample.columns)
+    split = _split_by_arrow if _has_open_quotes(spark, sample.path) else _split_by_spark
+    frame = split(spark, sample.path, delimiter)
+    own = (_MALFORMED, _SOURCE, _POSITION)
+    roles = assign_roles([name for name in frame.columns if name not in own], options, sample.path)
     malformed = column(_MALFORMED)
     text = F.to_json(F.struct(malformed.alias("row")))
     return canonical(
@@ -112,9 +155,10 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
         roles,
         options,
         sample.path,
-        source=F.col("_metadata.file_path"),
+        source=F.col(_SOURCE),
+        position=F.col(_POSITION),
         problem=F.when(malformed.isNotNull(), "malformed_row"),
-        raw=F.when(malformed.isNotNull(), text).otherwise(row_as_json(frame, (_MALFORMED,))),
+        raw=F.when(malformed.isNotNull(), text).otherwise(row_as_json(frame, own)),
     )
 
 

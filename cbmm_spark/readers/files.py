@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -42,6 +43,7 @@ _ABOUT_INPUT_TEXT = {
     "not a gzip file": "holds a file that ends in .gz but is not gzip",
     "incorrect header check": "holds a file that ends in .gz but is not gzip",
     "Unexpected end of input stream": "holds a compressed file that is cut off",
+    "max length allowed": "holds a file over 2 GB that has to be read whole; split it or write it as Parquet",
     "Permission denied": "cannot be read: permission denied",
 }
 
@@ -51,22 +53,21 @@ def reading(path: str) -> Iterator[None]:
     """Turn what Spark says about unreadable input into an `InputError`; anything else passes unchanged."""
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:  # what fails in a task may come as either
         complaint = _complaint(error)
         if complaint is None:
             raise
         raise InputError(f"{path} {complaint}") from None
 
 
-def _complaint(error: PySparkException) -> str | None:
+def _complaint(error: PySparkException | Py4JJavaError) -> str | None:
     text = str(error)
     for marker, complaint in _ABOUT_INPUT_TEXT.items():
         if marker in text:
             return complaint
-    condition = error.getCondition() or ""
-    candidates = (condition, *(text[1:].split("]")[:1] if text.startswith("[") else ()))
+    condition = (error.getCondition() or "") if isinstance(error, PySparkException) else ""
     for marker, complaint in _ABOUT_INPUT.items():
-        if any(candidate.startswith(marker) for candidate in candidates) or f"[{marker}" in text:
+        if condition.startswith(marker) or f"[{marker}" in text:
             return complaint
     return None
 
@@ -84,20 +85,18 @@ def look_at(spark: SparkSession, path: str, columns: ColumnsConfig) -> Sample:
     if _has_delta_log(spark, path):
         return Sample(path, (), "", (), True, columns)
     files = _list(spark, path)
-    if not files:
-        raise InputError(f"{path} holds no files")
-    if not any(size for _, size in files):
+    if not files:  # Spark does not list files of no bytes
         raise InputError(f"{path} is empty")
-    names = [name for name, _ in files]
+    names = files
     first = _first_line(spark, path)
     parquet = all(name.lower().endswith((".parquet", ".pq")) for name in names) or first.startswith("PAR1")
     return Sample(path, names, first, _parquet_columns(spark, path) if parquet else (), False, columns)
 
 
-def _list(spark: SparkSession, path: str) -> list[tuple[str, int]]:
+def _list(spark: SparkSession, path: str) -> list[str]:
     with reading(path):
-        listed = binary_files(spark, path).select("path", "length").limit(_FILES_LOOKED_AT).collect()
-    return sorted((row.path, row.length) for row in listed)
+        listed = binary_files(spark, path).select("path").limit(_FILES_LOOKED_AT).collect()
+    return sorted(row.path for row in listed)
 
 
 def binary_files(spark: SparkSession, path: str) -> DataFrame:

@@ -6,30 +6,26 @@ parses them and turns blocks of rows into long form, column by column.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config import ColumnsConfig
 from cbmm_spark.errors import InputError
+from cbmm_spark.readers import arrow_csv
 from cbmm_spark.readers.base import ROLES, RawFrame, Reader, ReadOptions, Roles, Sample, canonical, find
-from cbmm_spark.readers.delimited import DELIMITERS, cells, has_suffix
+from cbmm_spark.readers.delimited import DELIMITERS, cells
 from cbmm_spark.readers.files import binary_files
 
 RowsAre = Literal["model", "item"]
 
 _CELLS_PER_BATCH = 1 << 19
-_CSV_BLOCK = 64 << 20  # bytes; the longest line has to fit
 _SCHEMA = "row_key string, column_key string, score string, source string, position long, malformed string"
 _ARROW = pa.schema(
     [("row_key", pa.string()), ("column_key", pa.string()), ("score", pa.string()), ("source", pa.string()),
@@ -206,46 +202,14 @@ def _parquet_blocks(content: pa.Buffer, layout: _Layout) -> Iterator[_Block]:
 
 
 def _csv_blocks(path: str, content: pa.Buffer, layout: _Layout) -> Iterator[_Block]:
-    raw = gzip.decompress(content) if path.lower().endswith(".gz") else content
-    names = _csv_header(raw, layout.delimiter)
-    malformed: list[str] = []
-
-    def keep(row: pacsv.InvalidRow) -> str:
-        malformed.append(row.text)
-        return "skip"
-
-    # The columns get made-up names and the header is the first row of data: names may repeat, be empty or hold line
-    # ends.
-    reader = pacsv.open_csv(
-        pa.BufferReader(raw),
-        read_options=pacsv.ReadOptions(autogenerate_column_names=True, block_size=_CSV_BLOCK, use_threads=False),
-        parse_options=pacsv.ParseOptions(
-            delimiter=layout.delimiter, newlines_in_values=True, ignore_empty_lines=True, invalid_row_handler=keep
-        ),
-        convert_options=pacsv.ConvertOptions(
-            column_types={f"f{index}": pa.string() for index in range(len(names))}, strings_can_be_null=False
-        ),
-    )
-    header_rows = 1
-    for batch in reader:
-        rows = batch.slice(header_rows)
-        header_rows = 0
-        columns = rows.columns
-        yield _Block(columns[0], pa.array(names[1:], pa.string()), columns[1:])
-    if malformed:
-        yield _Block(pa.nulls(0), pa.nulls(0), (), malformed)
-
-
-def _csv_header(raw: pa.Buffer | bytes, delimiter: str) -> list[str]:
-    csv.field_size_limit(1 << 30)
-    text = io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig", newline="")
-    rows = (row for row in csv.reader(text, delimiter=delimiter) if row)
-    return next(rows)
-
-
-def is_wide_suffix(sample: Sample) -> bool:
-    """Whether the files can be read as wide tables at all: Parquet or CSV, the latter plain or gzip."""
-    return bool(sample.parquet_columns) or has_suffix(sample.files, (".csv", ".tsv", ".tab", ".txt"))
+    text = arrow_csv.unpacked(path, content)
+    names = arrow_csv.header(text, layout.delimiter)
+    across = pa.array(names[1:], pa.string())
+    for block in arrow_csv.blocks(text, layout.delimiter, len(names)):
+        if block.malformed:
+            yield _Block(pa.nulls(0), across, (), block.malformed)
+        else:
+            yield _Block(block.columns[0], across, block.columns[1:])
 
 
 WIDE_MODELS = Reader(

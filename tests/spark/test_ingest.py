@@ -1,0 +1,287 @@
+"""Ingest as a whole: what becomes of rows, idempotence, corrections, numbers, rivals."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from cbmm_spark.config import Config, IngestConfig
+from cbmm_spark.errors import ConfigError, InputError
+from cbmm_spark.ingest import IngestReport, ingest
+from cbmm_spark.tables import Warehouse
+
+TABLES = ("responses", "models", "items", "quarantine")
+Take = Callable[..., IngestReport]
+Row = tuple[Any, ...]
+
+
+@pytest.fixture
+def take(spark: SparkSession, warehouse: Warehouse, tmp_path: Path) -> Take:
+    """Write rows (model, item, score, date) as a file, ingest it, and check that the report's counts add up."""
+
+    def call(rows: list[Row], name: str = "rows.jsonl", **rules: Any) -> IngestReport:
+        path = tmp_path / name
+        keys = ("model", "item", "score", "date")
+        path.write_text("".join(json.dumps(dict(zip(keys, row, strict=False))) + "\n" for row in rows))
+        report = ingest(spark, warehouse, Config(ingest=IngestConfig(**rules)), str(path))
+        check(report)
+        return report
+
+    return call
+
+
+def check(report: IngestReport) -> None:
+    assert report.read == report.accepted + report.collapsed + report.refused
+    became = report.new + report.unchanged + report.corrected + report.redated + report.superseded
+    assert report.accepted == became
+    assert json.loads(report.as_json())["read"] == report.read
+    assert report.lines()
+
+
+def versions(warehouse: Warehouse) -> dict[str, int]:
+    return {name: warehouse.version(name) for name in TABLES}
+
+
+def stored(warehouse: Warehouse, name: str = "responses") -> list[Row]:
+    """The rows without what tells when and from where they came."""
+    left_out = ("ingested_at", "source")
+    frame = warehouse.read(name)
+    kept = [column for column in frame.columns if column not in left_out]
+    return sorted((tuple(row) for row in frame.select(*kept).collect()), key=repr)
+
+
+def scores(warehouse: Warehouse) -> dict[tuple[str, str], float | None]:
+    rows = warehouse.read("responses").select("model_id", "item_id", "score").collect()
+    return {(row["model_id"], row["item_id"]): row["score"] for row in rows}
+
+
+def dates(warehouse: Warehouse) -> dict[str, str]:
+    rows = warehouse.read("responses").selectExpr("item_id", "cast(evaluated_at as string) as day").collect()
+    return {row["item_id"]: row["day"] for row in rows}
+
+
+def test_three_nights_unchanged_corrected_extended(warehouse: Warehouse, take: Take) -> None:
+    night = [
+        ("m1", "i1", 1, "2024-05-01"),
+        ("m1", "i2", 0, "2024-05-01"),
+        ("m2", "i1", None, None),
+        ("m2", "i2", "maybe", None),
+        ("m2", "i2", "maybe", None),
+        ("m2", "i3", 50, None),
+        ("m2 ", "i3", 1, None),
+        ("m1", "i1", 1, "2024-05-02"),
+    ]
+    first = take(night)
+    assert (first.read, first.accepted, first.new, first.collapsed, first.missing) == (8, 3, 3, 1, 1)
+    assert first.quarantined == {"score_out_of_range": 1, "space_around_model": 1, "unreadable_score": 2}
+    assert json.loads(first.examples["space_around_model"][0].raw)["model"] == "m2 "
+    assert dates(warehouse)["i1"] in ("2024-05-01 00:00:00", None)
+    before, rows = versions(warehouse), {name: stored(warehouse, name) for name in TABLES}
+    assert len(rows["quarantine"]) == 3
+
+    again = take(night)
+    assert (again.unchanged, again.new, again.refused, again.changed) == (3, 0, 4, False)
+    assert versions(warehouse) == before
+
+    corrected = take([("m1", "i2", 1, "2024-05-01"), ("m1", "i1", 1, "2024-05-03")])
+    assert (corrected.corrected, corrected.unchanged) == (1, 1)
+    after = versions(warehouse)
+    assert {name: after[name] - before[name] for name in TABLES} == {
+        "responses": 1, "models": 0, "items": 0, "quarantine": 0,
+    }  # fmt: skip
+    assert scores(warehouse)["m1", "i2"] == 1.0
+    assert stored(warehouse, "models") == rows["models"]
+
+    files = set(warehouse.read("responses").inputFiles())
+    extended = take([("m1", "i1", 1, "2024-05-01"), ("m0", "i1", 0, None), ("m1", "i0", 1, "2023-01-01")])
+    assert (extended.new, extended.unchanged) == (2, 1)
+    assert files < set(warehouse.read("responses").inputFiles()), "rows were added by rewriting files"
+    numbers = {row["model_id"]: row["model_index"] for row in warehouse.read("models").collect()}
+    assert numbers == {"m1": 1, "m2": 2, "m0": 3}
+    items = {row["item_id"]: row["item_index"] for row in warehouse.read("items").collect()}
+    assert items == {"i1": 1, "i2": 2, "i0": 3}
+    first_date = (
+        warehouse.read("models").where("model_id = 'm1'").selectExpr("cast(first_evaluated_at as string)").head()
+    )
+    assert first_date[0] == "2023-01-01 00:00:00"
+
+
+def test_permuted_input_gives_identical_tables(spark: SparkSession, tmp_path: Path) -> None:
+    dice = random.Random(7)
+    rows = [
+        {"model": f"m{m}", "item": f"i{i}", "benchmark": f"b{i % 3}",
+         "score": dice.choice(["1", "0", "0.5", "", "x", "9"]),
+         "date": dice.choice(["2024-01-01", "2024-02-02", ""]), "run": dice.choice(["1", "2", "y"])}
+        for m in range(12) for i in range(12) for _ in range(dice.choice([1, 1, 2, 3]))
+    ]  # fmt: skip
+    results = []
+    for turn in range(2):
+        warehouse = Warehouse(spark, str(tmp_path / f"warehouse{turn}"))
+        path = tmp_path / "rows.csv"
+        pd.DataFrame(rows).to_csv(path, index=False)
+        report = ingest(spark, warehouse, Config(), str(path))
+        check(report)
+        results.append((report.as_json(), {name: stored(warehouse, name) for name in TABLES}))
+        dice.shuffle(rows)
+    assert results[0] == results[1]
+    assert "conflicting_duplicate" in results[0][0]
+    numbers = [
+        row[-2] for row in warehouse.read("items").select("benchmark", "item_id", "item_index", "benchmark").collect()
+    ]
+    assert sorted(numbers) == sorted([1, 2, 3, 4] * 3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected", "collapsed", "refused"),
+    [
+        ("latest", {"dated": 0.0, "undated": 1.0, "same": 1.0}, 3, 2),
+        ("first", {"dated": 1.0, "undated": 1.0, "same": 1.0}, 3, 2),
+    ],
+)
+def test_duplicates_in_one_input(
+    warehouse: Warehouse, take: Take, rule: str, expected: dict[str, float], collapsed: int, refused: int
+) -> None:
+    report = take(
+        [
+            ("m", "dated", 1, "2024-01-01"), ("m", "dated", 0, "2024-02-01"),
+            ("m", "undated", 0, None), ("m", "undated", 1, "2020-01-01"),
+            ("m", "same", 1, "2024-01-01"), ("m", "same", "1.0", "2024-01-01"),
+            ("m", "tie", 1, "2024-01-01"), ("m", "tie", 0, "2024-01-01"),
+        ],
+        duplicates=rule,
+    )  # fmt: skip
+    assert {item: score for (_, item), score in scores(warehouse).items()} == expected
+    assert (report.collapsed, report.quarantined) == (collapsed, {"conflicting_duplicate": refused})
+    assert {row["item_id"] for row in warehouse.read("items").collect()} == set(expected)
+
+
+def test_duplicates_may_be_an_error(warehouse: Warehouse, take: Take) -> None:
+    with pytest.raises(InputError, match="model 'm', item 'i' of 'default', attempt 1"):
+        take([("m", "i", 1), ("m", "i", 0)], duplicates="error")
+    assert not any(warehouse.exists(name) for name in TABLES)
+    take([("m", "i", 1)], duplicates="error")
+    before = versions(warehouse)
+    with pytest.raises(InputError, match="another score than the stored one for model 'm'"):
+        take([("m", "i", 0), ("m", "j", 1)], duplicates="error")
+    assert versions(warehouse) == before
+
+
+def test_dates_decide_between_inputs(warehouse: Warehouse, take: Take) -> None:
+    take([("m", "a", 1, "2024-02-01"), ("m", "b", 1, None), ("m", "c", 1, "2024-02-01"), ("m", "d", 1, "2024-02-01")])
+    report = take(
+        [("m", "a", 0, "2024-01-01"), ("m", "b", 1, "2024-01-01"), ("m", "c", 1, "2024-01-01"), ("m", "d", 0, None)]
+    )
+    assert (report.superseded, report.redated, report.corrected) == (1, 2, 1)
+    assert scores(warehouse) == {("m", "a"): 1.0, ("m", "b"): 1.0, ("m", "c"): 1.0, ("m", "d"): 0.0}
+    assert dates(warehouse) == {
+        "a": "2024-02-01 00:00:00", "b": "2024-01-01 00:00:00", "c": "2024-01-01 00:00:00", "d": "2024-02-01 00:00:00",
+    }  # fmt: skip
+
+
+def test_bad_input_writes_nothing(spark: SparkSession, warehouse: Warehouse, tmp_path: Path) -> None:
+    header_only = tmp_path / "header.csv"
+    header_only.write_text("model,item,correct\n")
+    no_rows = tmp_path / "none.parquet"
+    pd.DataFrame({"model": [], "item": [], "correct": []}).astype(str).to_parquet(no_rows)
+    cut = tmp_path / "cut.parquet"
+    pd.DataFrame({"model": ["m"] * 999, "item": range(999), "correct": 1}).to_parquet(cut)
+    cut.write_bytes(cut.read_bytes()[:4000])
+    for path in (header_only, no_rows, cut, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match=path.name) as raised:
+            ingest(spark, warehouse, Config(), str(path))
+        assert "\n" not in str(raised.value)
+    with pytest.raises(ConfigError, match="unknown format"):
+        ingest(spark, warehouse, Config(), str(header_only), format="xls")
+    assert not (tmp_path / "warehouse").exists()
+
+
+def test_what_is_not_the_warehouses_table_is_refused(spark: SparkSession, warehouse: Warehouse, take: Take) -> None:
+    spark.range(1).write.format("delta").save(warehouse.location("models"))
+    spark.range(1).write.format("delta").save(warehouse.location("responses"))
+    with pytest.raises(InputError, match="responses"):
+        take([("m", "i", 1)])
+
+
+def test_any_name_reaches_the_table_unchanged(spark: SparkSession, warehouse: Warehouse, tmp_path: Path) -> None:
+    names = ["007", "1.0", "Org/X:1 (beta)#2+3@4%", 'say "hi"', "two\nlines", "cr\r\nlf", "😀", "x" * 300,
+             "A. sentence?",
+             "../..", "a=b", "é", "e\u0301", "null", "`;--"]  # fmt: skip
+    path = tmp_path / "names.parquet"
+    pd.DataFrame({"model": names, "item": names[::-1], "benchmark": names, "correct": True}).to_parquet(path)
+    report = ingest(spark, warehouse, Config(), str(path))
+    assert report.new == len(names)
+    files = [name.removeprefix("file:") for name in warehouse.read("responses").inputFiles()]
+    assert all(Path(name).parent.name.startswith("benchmark_bucket=") for name in files)
+    read = [
+        row for name in files for row in pq.ParquetFile(name).read(["model_id", "item_id", "benchmark"]).to_pylist()
+    ]
+    assert {tuple(row.values()) for row in read} == set(zip(names, names[::-1], names, strict=True))
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["same rows", "other rows of shared keys"])
+def test_two_ingests_at_once_give_each_key_one_number(
+    spark: SparkSession, warehouse: Warehouse, tmp_path: Path, shared: bool
+) -> None:
+    warehouse.ensure(*TABLES)
+
+    def run(turn: int) -> IngestReport:
+        own = 0 if shared else turn
+        rows = [
+            {"model": f"m{m + own * 3}", "item": f"i{i + own * 5}", "correct": (m + i) % 2}
+            for m in range(6)
+            for i in range(9)
+        ]
+        path = tmp_path / f"{turn}.parquet"
+        pd.DataFrame(rows).to_parquet(path)
+        session = spark.newSession()
+        session.conf.set("spark.sql.session.timeZone", "UTC")
+        return ingest(session, Warehouse(session, warehouse.root), Config(), str(path))
+
+    with ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(run, range(2)))
+    keys = ["model_id", "benchmark", "item_id", "attempt"]
+    responses = warehouse.read("responses")
+    assert responses.count() == responses.select(*keys).distinct().count() == sum(report.new for report in reports)
+    assert sum(report.accepted for report in reports) == 108
+    for name, key, number in (("models", "model_id", "model_index"), ("items", "item_id", "item_index")):
+        rows = warehouse.read(name).select(key, number).collect()
+        assert len({row[0] for row in rows}) == len(rows)
+        assert sorted(row[1] for row in rows) == list(range(1, len(rows) + 1))
+    mapped = responses.select("model_id", "model_index").distinct().count()
+    assert mapped == warehouse.read("models").count()
+
+
+REAL = {
+    "swebench_verified_history.parquet": (76_000, 152, 500, {}),
+    "bridge_multi_benchmark.parquet": (86_441, 176, 1_019, {}),
+    "mmlu_pro.parquet": (347_215, 29, 12_032, {}),
+    "chembench.parquet": (62_788, 22, 2_854, {}),
+    "misguided_attention.parquet": (9_104, 59, 52, {}),
+    "swebench_pro.parquet": (6_606, 9, 970, {}),
+    "lsat6.parquet": (5_000, 1_000, 5, {}),
+    "lsat7.parquet": (5_000, 1_000, 5, {}),
+}
+
+
+@pytest.mark.slow
+def test_real_leaderboards_by_one_call_each(
+    spark: SparkSession, warehouse: Warehouse, shared_data: Callable[[str], Path]
+) -> None:
+    for name, (rows, models, items, quarantined) in REAL.items():
+        report = ingest(spark, warehouse, Config(), str(shared_data(name)), benchmark=name)
+        check(report)
+        assert (report.read, report.new, report.quarantined) == (rows, rows, quarantined), name
+        taken = warehouse.read("responses").where(f"benchmark = '{name}'")
+        assert taken.select("model_id").distinct().count() == models, name
+        assert warehouse.read("items").where(f"benchmark = '{name}'").count() == items, name
+    with pytest.raises(InputError, match="task_id"):
+        ingest(spark, warehouse, Config(), str(shared_data("human_minutes_by_task.jsonl")))
