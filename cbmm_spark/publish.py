@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Iterable
+from functools import reduce
 from typing import NamedTuple
 
 from pyspark.errors import PySparkException
@@ -27,6 +28,7 @@ RUN_TABLES = ("run_scales", "run_iterations", "run_abilities")
 """What belongs to a run without being a result of its day."""
 
 _TAKEN_OVER = "the day was taken over by a later run"
+_DAY_AND_STATUS = ("run_id", "scored_on", "status")
 _LATEST_ATTEMPTS = 4
 
 _logger = logging.getLogger(__name__)
@@ -241,20 +243,20 @@ def refresh_latest(warehouse: Warehouse, rewritten: str | None = None) -> None:
     ConflictError
         Others keep writing.
     """
-    for latest, source in LATEST.items():
-        for _ in range(_LATEST_ATTEMPTS):
-            last = last_published(warehouse)
-            if last is None or (last.run_id != rewritten and _holds(warehouse, latest, last.run_id)):
-                break
-            rows = warehouse.read(source).where(_is_day(last.scored_on)).where(_is_run(last.run_id))
-            warehouse.overwrite(rows, latest, {"run_id": last.run_id, "scored_on": last.scored_on, "step": "latest"})
-            # Another run may have published a newer day meanwhile, and its rows may just have been overwritten.
-            if last_published(warehouse) == last:
-                break
-        else:
-            raise ConflictError(
-                f"other runs keep publishing; {warehouse.location(latest)} may be one run behind, run again"
-            )
+    for _ in range(_LATEST_ATTEMPTS):
+        last = last_published(warehouse)
+        if last is None:
+            return
+        for latest, source in LATEST.items():
+            if last.run_id == rewritten or not _holds(warehouse, latest, last.run_id):
+                rows = warehouse.read(source).where(_is_day(last.scored_on)).where(_is_run(last.run_id))
+                warehouse.overwrite(
+                    rows, latest, {"run_id": last.run_id, "scored_on": last.scored_on, "step": "latest"}
+                )
+        # Another run may have published a newer day meanwhile, and its rows may just have been overwritten.
+        if last_published(warehouse) == last:
+            return
+    raise ConflictError("other runs keep publishing; the latest_* tables may be one run behind, run again")
 
 
 def last_published(warehouse: Warehouse) -> Run | None:
@@ -325,18 +327,25 @@ def _discard_results(warehouse: Warehouse, run_id: str, scored_on: dt.date) -> N
 
 def _remove_replaced(warehouse: Warehouse, scored_on: dt.date) -> None:
     """Remove rows of runs of the day that are neither published nor running, and of runs not in `runs` any more."""
+    tables = (*LATEST.values(), *RUN_TABLES)
+    found: dict[str, set[str]] = {name: set() for name in tables}
+    listed = (_rows_to_clean(warehouse, name, scored_on).select(F.lit(name), "run_id").distinct() for name in tables)
+    for name, run_id in reduce(DataFrame.union, listed).collect():  # as many as runs are kept, never as many as rows
+        found[name].add(run_id)
+    # The runs are read after the rows: a run is in `runs` before it writes its first row.
+    runs = {run_id: (day, status) for run_id, day, status in warehouse.read("runs").select(*_DAY_AND_STATUS).collect()}
+    alive = {run_id for run_id, (_, status) in runs.items() if status in ("published", "running")}
+    ended = {run_id for run_id, (day, _) in runs.items() if day == scored_on} - alive
     for name in LATEST.values():
-        found = _run_ids(warehouse.read(name).where(_is_day(scored_on)))
-        # The runs are read after the rows: a run is in `runs` before it writes its first row.
-        alive = {run.run_id for run in _runs_of(warehouse, scored_on) if run.status in ("published", "running")}
-        _delete_runs(warehouse, name, found - alive, _is_day(scored_on))
+        _delete_runs(warehouse, name, found[name] - alive, _is_day(scored_on))
     for name in RUN_TABLES:
-        found = _run_ids(warehouse.read(name))
-        dead = found - _run_ids(warehouse.read("runs"))
-        if name == "run_abilities":
-            ended = {run.run_id for run in _runs_of(warehouse, scored_on) if run.status not in ("published", "running")}
-            dead |= found & ended
-        _delete_runs(warehouse, name, dead)
+        dead = found[name] - runs.keys()
+        _delete_runs(warehouse, name, dead | (found[name] & ended) if name == "run_abilities" else dead)
+
+
+def _rows_to_clean(warehouse: Warehouse, name: str, scored_on: dt.date) -> DataFrame:
+    rows = warehouse.read(name)
+    return rows.where(_is_day(scored_on)) if name in LATEST.values() else rows
 
 
 def _delete_runs(warehouse: Warehouse, name: str, run_ids: Iterable[str], day: str = "TRUE") -> None:
