@@ -104,7 +104,7 @@ class SolverConfig:
     lambda_ability: float | Literal["auto"] = _within("auto", 0)
     lambda_discrimination: float = _within(0.25, 0)
     lambda_easiness: float = _within(0.1, 0)
-    tolerance: float = _within(1e-3, 0, above=True)
+    tolerance: float = _within(1e-4, 0, above=True)
     paper_tolerance: float = _within(1e-4, 0, above=True)
     objective_tolerance: float = _within(1e-9, 0)
     max_iterations: int = _within(200, 1)

@@ -51,7 +51,7 @@ SWITCH_FALL = 1e-6
 class LoopOptions:
     """Settings of the loop; see `[solver]` in the configuration."""
 
-    tolerance: float = 1e-3
+    tolerance: float = 1e-4
     objective_tolerance: float = 1e-9
     max_iterations: int = 200
     anderson_depth: int = 4
