@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from functools import reduce
 from typing import NamedTuple
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
@@ -218,7 +219,7 @@ def publish(warehouse: Warehouse, run_id: str, scored_on: dt.date) -> None:
             raise InputError(f"run {run_id} has no rows in {warehouse.location(name)}; not published")
     try:
         _publish_in_runs(warehouse, run_id, scored_on)
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         if _TAKEN_OVER not in str(error):
             raise
         _give_way(warehouse, run_id, scored_on)
