@@ -63,7 +63,7 @@ def test_an_item_at_its_bound_has_a_one_dimensional_error():
 
 def test_ability_errors():
     np.testing.assert_allclose(ability_errors(np.array([3.75, 0.0]), 0.25), [0.5, 2.0])
-    assert np.isfinite(ability_errors(np.zeros(1), 0.0)).all()
+    assert ability_errors(np.zeros(1), 0.0)[0] > 1e100  # nothing is known: written as null
 
 
 @pytest.mark.parametrize("ridge", [0.1, 5.0])
