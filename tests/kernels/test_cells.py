@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cbmm_spark.kernels.cells import count_bits, unpack
+from cbmm_spark.blocks import cell_list, decode
+from cbmm_spark.kernels.cells import Workspace, count_bits
 from tests.kernels.layouts import LAYOUTS, cells_of, dense_of, drawn
 
 
@@ -38,17 +39,15 @@ def test_attempt_counts(layout):
 @pytest.mark.parametrize("complete", [True, False])
 def test_pieces_are_rectangles_of_the_whole(layout, complete):
     n, k = drawn(45, 9, seed=1, observed=1.0 if complete else 0.5)
-    cells = cells_of(n, k, layout)
+    cells, memory = cells_of(n, k, layout), Workspace(1)
     assert cells.is_complete == complete
     for items in (slice(0, 9), slice(4, 5), slice(7, 9)):
         for models in (slice(0, 45), slice(0, 8), slice(8, 45), slice(16, 17), slice(40, 45)):
-            attempts, successes = cells.piece(items, models)
+            successes = cells.successes_of(items, models, memory)
             assert successes.dtype == np.float32
             np.testing.assert_array_equal(successes, k.T[items, models])
-            if complete:
-                assert attempts is None
-            else:
-                np.testing.assert_array_equal(attempts, n.T[items, models])
+            np.testing.assert_array_equal(cells.attempts_of(items, models, memory), n.T[items, models])
+            np.testing.assert_array_equal(cells.missing_of(items, models, memory), n.T[items, models] == 0)
 
 
 def test_one_missing_or_repeated_cell_is_not_complete():
@@ -60,8 +59,8 @@ def test_one_missing_or_repeated_cell_is_not_complete():
     assert not cells_of(n, k, "bits").is_complete
 
 
-def test_bits_are_counted_and_unpacked_from_the_lowest():
+def test_bits_are_counted_and_read_from_the_lowest():
     plane = np.array([[0x81, 0x03], [0xFF, 0x00]], dtype=np.uint8)
     assert count_bits(plane).tolist() == [4.0, 8.0]
-    assert unpack(plane, slice(0, 1), slice(0, 10)).tolist() == [[1, 0, 0, 0, 0, 0, 0, 1, 1, 1]]
-    assert unpack(plane, slice(0, 2), slice(8, 11)).tolist() == [[1, 1, 0], [0, 0, 0]]
+    item, model, *_ = cell_list(decode("bits", plane.tobytes(), plane.tobytes(), 2, 10))
+    assert model[item == 0].tolist() == [0, 7, 8, 9]
