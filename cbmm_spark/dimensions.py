@@ -3,10 +3,11 @@
 New keys are numbered in the binary order of the key, after the highest number there is, so the order of input rows
 cannot matter.
 
-Two ingests at once cannot give one number to two keys. The MERGE that inserts new keys joins on the *number*, not on
-the key: if the number was given to another key since it was computed, the MERGE fails and is computed again; if it was
-given to the same key, nothing is left to insert. And Delta refuses the commit if another MERGE has added rows since
-this one took its snapshot, because a MERGE reads what it writes to (https://docs.delta.io/concurrency-control).
+Two ingests at once cannot give one number to two keys, or two numbers to one key. The query that numbers new keys
+reads the table it is appended to, and Delta evaluates it inside the transaction: on the transaction's own snapshot,
+not on the one that was current when the frame was made. So it is no blind append, and Delta refuses the commit if a
+rival has added rows since that snapshot (https://docs.delta.io/concurrency-control); it is then evaluated again. A
+test lets a rival commit at each of the two moments.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from delta.exceptions.base import ConcurrentWriteException
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.storagelevel import StorageLevel
@@ -24,8 +23,6 @@ from pyspark.storagelevel import StorageLevel
 from cbmm_spark.readers.files import session_settings
 from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
 from cbmm_spark.tables.warehouse import commit_note
-
-_TAKEN = "cbmm-spark: the number was given to another key"
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def register(warehouse: Warehouse, dimension: Dimension, rows: DataFrame, metada
     rows
         Any frame with the key columns (not null) and evaluated_at.
     metadata
-        Said about the commit. There is no commit if nothing is new.
+        Said about the commits. There is no commit if nothing is new.
 
     Raises
     ------
@@ -76,81 +73,58 @@ def register(warehouse: Warehouse, dimension: Dimension, rows: DataFrame, metada
     dates = (F.min("evaluated_at").alias("first_date"), F.max("evaluated_at").alias("last_date"))
     keys = rows.groupBy(*dimension.key).agg(*dates).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        with_commit_retry(lambda: _merge(warehouse, dimension, keys, metadata), warehouse.location(dimension.table))
+        stored = warehouse.read(dimension.table)
+        joined = keys.join(stored, list(dimension.key), "left")
+        is_new = F.col(dimension.number).isNull()
+        counts = joined.agg(F.count_if(is_new).alias("new"), F.count_if(~is_new & _widens()).alias("widened")).head()
+        assert counts is not None
+        if counts["new"]:
+            warehouse.append(_numbered(keys, stored, dimension), dimension.table, metadata)
+        if counts["widened"]:
+            with_commit_retry(lambda: _widen(warehouse, dimension, keys, metadata), warehouse.location(dimension.table))
     finally:
         keys.unpersist()
 
 
-def _merge(warehouse: Warehouse, dimension: Dimension, keys: DataFrame, metadata: Mapping[str, Any]) -> None:
-    changes = _changes(warehouse.read(dimension.table), dimension, keys).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        if not changes.isEmpty():
-            _commit(warehouse, dimension, changes, metadata)
-    finally:
-        changes.unpersist()
-
-
-def _changes(stored: DataFrame, dimension: Dimension, keys: DataFrame) -> DataFrame:
-    """New keys with their numbers, and known keys whose dates widen."""
-    number = dimension.number
-    known = stored.select(*dimension.key, number, "first_evaluated_at", "last_evaluated_at")
-    joined = keys.join(known, list(dimension.key), "left")
+def _widens() -> Column:
+    """Whether the dates of a known key reach beyond the stored ones."""
     earlier = F.col("first_date") < F.coalesce("first_evaluated_at", F.lit("9999-12-31").cast("timestamp"))
     later = F.col("last_date") > F.coalesce("last_evaluated_at", F.lit("0001-01-01").cast("timestamp"))
-    widened = joined.where(F.col(number).isNotNull() & (earlier | later))
-    columns = (*dimension.key, number, "first_date", "last_date")
-    return (
-        _numbered(joined.where(F.col(number).isNull()), stored, dimension)
-        .select(*columns)
-        .union(widened.select(*columns))
-    )
+    return F.coalesce(earlier, F.lit(False)) | F.coalesce(later, F.lit(False))
 
 
-def _numbered(new: DataFrame, stored: DataFrame, dimension: Dimension) -> DataFrame:
+def _numbered(keys: DataFrame, stored: DataFrame, dimension: Dimension) -> DataFrame:
+    """The rows of the keys that are not stored, for the append to evaluate: it reads what it is appended to."""
+    new = keys.join(stored.select(*dimension.key), list(dimension.key), "left_anti")
     highest = stored.groupBy(*dimension.within).agg(F.max(dimension.number).alias("highest"))
-    with_highest = (
-        new.join(highest, list(dimension.within), "left") if dimension.within else new.crossJoin(F.broadcast(highest))
-    )
+    with_highest = new.join(highest, list(dimension.within), "left") if dimension.within else new.crossJoin(highest)
     order = Window.partitionBy(*dimension.within).orderBy(*dimension.key)
-    return with_highest.withColumn(dimension.number, F.row_number().over(order) + F.coalesce("highest", F.lit(0)))
+    number = F.row_number().over(order) + F.coalesce("highest", F.lit(0))
+    given: dict[str, Column] = {name: F.col(name) for name in dimension.key}
+    given |= {dimension.number: number}
+    given |= {"first_evaluated_at": F.col("first_date"), "last_evaluated_at": F.col("last_date")}
+    return with_highest.select(
+        *(
+            given.get(field.name, F.lit(None).cast(field.dataType)).alias(field.name)
+            for field in SPECS[dimension.table].schema.fields
+        )
+    )
 
 
-def _commit(warehouse: Warehouse, dimension: Dimension, changes: DataFrame, metadata: Mapping[str, Any]) -> None:
-    same_number = [F.col(f"t.{name}") == F.col(f"s.{name}") for name in (*dimension.within, dimension.number)]
-    same_key = [F.col(f"t.{name}") == F.col(f"s.{name}") for name in dimension.key]
-    optional = [
-        column.name for column in SPECS[dimension.table].columns
-        if column.name not in (*dimension.key, dimension.number, "first_evaluated_at", "last_evaluated_at")
-    ]  # fmt: skip
-    inserted: dict[str, str | Column] = {name: F.col(f"s.{name}") for name in (*dimension.key, dimension.number)}
-    inserted |= {"first_evaluated_at": F.col("s.first_date"), "last_evaluated_at": F.col("s.last_date")}
-    inserted |= {name: F.lit(None) for name in optional}
+def _widen(warehouse: Warehouse, dimension: Dimension, keys: DataFrame, metadata: Mapping[str, Any]) -> None:
+    stored = warehouse.read(dimension.table)
+    wider = keys.join(stored, list(dimension.key)).where(_widens()).select(*keys.columns)
+    same_key = " AND ".join(f"t.{name} = s.{name}" for name in dimension.key)
     merge = (
         warehouse.delta(dimension.table)
         .alias("t")
-        .merge(changes.alias("s"), _all(same_number))
+        .merge(wider.alias("s"), same_key)
         .whenMatchedUpdate(
-            _all(same_key),
-            {
+            set={
                 "first_evaluated_at": F.least("t.first_evaluated_at", "s.first_date"),
                 "last_evaluated_at": F.greatest("t.last_evaluated_at", "s.last_date"),
-            },
+            }
         )
-        .whenMatchedUpdate(set={"first_evaluated_at": F.raise_error(F.lit(_TAKEN)).cast("timestamp")})
-        .whenNotMatchedInsert(values=inserted)
     )
-    note = commit_note(metadata)
-    with session_settings(warehouse.spark, spark__databricks__delta__commitInfo__userMetadata=note):
-        try:
-            merge.execute()
-        except PySparkException as error:
-            if _TAKEN in str(error):
-                raise ConcurrentWriteException(_TAKEN) from None
-            raise
-
-
-def _all(conditions: list[Column]) -> Column:
-    together = conditions[0]
-    for condition in conditions[1:]:
-        together = together & condition
-    return together
+    with session_settings(warehouse.spark, spark__databricks__delta__commitInfo__userMetadata=commit_note(metadata)):
+        merge.execute()

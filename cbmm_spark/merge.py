@@ -7,9 +7,10 @@ beside another one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -127,6 +128,7 @@ class _Commit:
     batch: Batch
     rule: Rule
     started: datetime
+    before: Counter[str] = field(default_factory=Counter)  # rows of commits that a rival made incomplete
 
     @property
     def note(self) -> dict[str, str]:
@@ -147,7 +149,8 @@ class _Commit:
                 self._refuse_contradictions(counts, compared)
             if any(counts.get(change) for change in CHANGES):
                 self._write(changes, counts)
-        return counts
+        # What an earlier attempt of this ingest wrote is found unchanged by the last one.
+        return {**Counter(counts) + self.before, "unchanged": counts.get("unchanged", 0) - self.before.total()}
 
     def _known_models(self) -> tuple[int, int, int]:
         """How many of the batch's models have a number, the lowest and the highest of these."""
@@ -189,9 +192,10 @@ class _Commit:
         dimensions.register(self.warehouse, dimensions.MODELS, changes, self.note)
         dimensions.register(self.warehouse, dimensions.ITEMS, changes, self.note)
         updates = sum(counts.get(change, 0) for change in ("corrected", "redated"))
-        written = self._merge(self._numbered(changes), with_updates=bool(updates))
-        if written != (counts.get("new", 0), updates):
+        inserted, updated = self._merge(self._numbered(changes), with_updates=bool(updates))
+        if (inserted, updated) != (counts.get("new", 0), updates):
             # Another ingest committed some of these keys after the comparison. No row is doubled; compare once more.
+            self.before.update(new=inserted, corrected=updated)
             raise ConcurrentWriteException("responses changed since they were compared")
 
     def _numbered(self, changes: DataFrame) -> DataFrame:

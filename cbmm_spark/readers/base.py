@@ -78,7 +78,7 @@ class Sample:
     files
         Paths of the files behind it, sorted.
     first_line
-        Of one of the files, as text (bytes that are not text are replaced).
+        Of one of the files, as text (bytes that are not text are replaced); empty where the names say Parquet.
     parquet_columns
         Column names where the files are Parquet.
     is_delta

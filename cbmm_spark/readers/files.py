@@ -87,10 +87,10 @@ def look_at(spark: SparkSession, path: str, columns: ColumnsConfig) -> Sample:
     files = _list(spark, path)
     if not files:  # Spark does not list files of no bytes
         raise InputError(f"{path} is empty")
-    names = files
-    first = _first_line(spark, path)
-    parquet = all(name.lower().endswith((".parquet", ".pq")) for name in names) or first.startswith("PAR1")
-    return Sample(path, names, first, _parquet_columns(spark, path) if parquet else (), False, columns)
+    named_parquet = all(name.lower().endswith((".parquet", ".pq")) for name in files)
+    first = "" if named_parquet else _first_line(spark, path)
+    parquet = named_parquet or first.startswith("PAR1")
+    return Sample(path, files, first, _parquet_columns(spark, path) if parquet else (), False, columns)
 
 
 def _list(spark: SparkSession, path: str) -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from cbmm_spark import dimensions
 from cbmm_spark.config import Config, IngestConfig
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.ingest import IngestReport, ingest
@@ -258,6 +259,29 @@ def test_two_ingests_at_once_give_each_key_one_number(
         assert sorted(row[1] for row in rows) == list(range(1, len(rows) + 1))
     mapped = responses.select("model_id", "model_index").distinct().count()
     assert mapped == warehouse.read("models").count()
+
+
+def test_a_rival_between_the_frame_and_its_writing_is_seen(
+    spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers are computed on the snapshot of the append's own transaction, not on that of the frame."""
+    warehouse.ensure("models")
+    append = warehouse.append
+
+    def keys(*names: str) -> DataFrame:
+        return spark.createDataFrame([(name, None) for name in names], "model_id string, evaluated_at timestamp")
+
+    def rival_first(*arguments: Any) -> None:
+        monkeypatch.setattr(warehouse, "append", append)
+        dimensions.register(warehouse, dimensions.MODELS, keys("z", "b"), {})
+        append(*arguments)
+
+    monkeypatch.setattr(warehouse, "append", rival_first)
+    dimensions.register(warehouse, dimensions.MODELS, keys("c", "b", "a"), {})
+    numbers = {row["model_id"]: row["model_index"] for row in warehouse.read("models").collect()}
+    assert numbers == {"b": 1, "z": 2, "a": 3, "c": 4}
+    commits = warehouse.delta("models").history().where("operation = 'WRITE'").select("isBlindAppend").collect()
+    assert [row["isBlindAppend"] for row in commits] == [False, False]
 
 
 REAL = {
