@@ -116,7 +116,7 @@ def encode_cells(
     ValueError
         If a cell appears twice, or n or k is out of range.
     """
-    if n.size and (n.min() < 1 or n.max() > MAX_ATTEMPTS or (k < 0).any() or (k > n).any()):
+    if n.size and not (n.min() >= 1 and n.max() <= MAX_ATTEMPTS and (k >= 0).all() and (k <= n).all()):
         raise ValueError(f"attempts must be 1 to {MAX_ATTEMPTS} and successes between 0 and the attempts")
     order = np.lexsort((model, item))
     item, model, n, k = item[order], model[order], n[order], k[order]
@@ -210,10 +210,10 @@ def join_tiles(tiles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         One row of `ITEM_BLOCK_SCHEMA`.
     """
     first = tiles[0]
-    n_items = int(first["n_items"])
+    n_items = max(int(tile["n_items"]) for tile in tiles)  # a tile ends with the last item that its models answered
     end = 0
     for tile in tiles:
-        if tile["model_start"] <= end or tile["n_items"] != n_items:
+        if tile["model_start"] <= end or tile["item_start"] != first["item_start"]:
             raise ValueError(f"tiles of item block {first['item_block']} of {first['benchmark']!r} overlap or differ")
         end = tile["model_start"] + tile["n_models"] - 1
     if all(tile["encoding"] == BITS for tile in tiles):
@@ -236,7 +236,7 @@ def _join_bits(tiles: Sequence[Mapping[str, Any]], n_items: int) -> tuple[NDArra
     models, attempted, solved = [], [], []
     for tile in tiles:
         width = int(tile["n_models"])
-        cells = decode(BITS, tile["attempted"], tile["solved"], n_items, width)
+        cells = decode(BITS, tile["attempted"], tile["solved"], int(tile["n_items"]), width)
         assert isinstance(cells, BitCells)
         plane = cells.attempted
         seen = (
@@ -247,10 +247,10 @@ def _join_bits(tiles: Sequence[Mapping[str, Any]], n_items: int) -> tuple[NDArra
         models.append(np.flatnonzero(seen) + int(tile["model_start"]) - 1)
         if len(tiles) == 1 and seen.all():
             return models[0], Packed(BITS, tile["attempted"], tile["solved"], 0)
-        attempted.append(
-            np.ones((n_items, width), np.uint8)[:, seen] if plane is None else _columns(plane, width, seen)
-        )
-        solved.append(_columns(cells.solved, width, seen))
+        missing = ((0, n_items - cells.n_items), (0, 0))
+        whole = np.ones((cells.n_items, width), np.uint8) if plane is None else _columns(plane, width, seen)
+        attempted.append(np.pad(whole, missing))
+        solved.append(np.pad(_columns(cells.solved, width, seen), missing))
     planes = [np.packbits(np.concatenate(parts, axis=1), axis=1, bitorder="little") for parts in (attempted, solved)]
     numbers = np.concatenate(models)
     return numbers, encode_bits(planes[0], planes[1], numbers.size, 0.0)
@@ -264,7 +264,7 @@ def _join_cells(tiles: Sequence[Mapping[str, Any]], n_items: int) -> tuple[NDArr
     parts = []
     sparse = any(str(tile["encoding"]).startswith("sparse") for tile in tiles)
     for tile in tiles:
-        cells = decode(tile["encoding"], tile["attempted"], tile["solved"], n_items, tile["n_models"])
+        cells = decode(tile["encoding"], tile["attempted"], tile["solved"], tile["n_items"], tile["n_models"])
         item, model, n, k = cell_list(cells)
         parts.append((item, model + int(tile["model_start"]) - 1, n, k))
     item, model, n, k = (np.concatenate(column) for column in zip(*parts, strict=True))

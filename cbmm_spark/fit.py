@@ -129,11 +129,11 @@ class SparkBlocks:
         scales = dict(scales)
 
         def partition(batches: Batches) -> Batches:
-            counts = {name: Counts.zeros(n_models) for name in scales}
+            counts: dict[str, Counts] = {}
             for block, _ in _blocks(batches):
                 for name, benchmarks in scales.items():
                     if block.benchmark in benchmarks:
-                        count_block(block.cells, block.models, counts[name])
+                        count_block(block.cells, block.models, counts.setdefault(name, Counts.zeros(n_models)))
             for name, count in counts.items():
                 arrays = [count.attempts, count.successes, count.items, count.easiness]
                 totals = np.array([count.n_items, count.cells], dtype=np.float64)
@@ -169,9 +169,12 @@ class SparkBlocks:
         by_name = {task.name: task for task in tasks}
 
         def partition(batches: Batches) -> Batches:
-            sums = {task.name: ScaleSums.zeros(task) for task in by_name.values()}
+            sums: dict[str, ScaleSums] = {}  # only of the scales that have a block here
             for block, _ in _blocks(batches):
                 mine = [task for task in by_name.values() if block.benchmark in task.benchmarks]
+                for task in mine:
+                    if task.name not in sums:
+                        sums[task.name] = ScaleSums.zeros(task)
                 solved = [task for task in mine if task.mode != "fixed"]
                 if solved:
                     add_block(block.cells, block.models, solved, sums)
@@ -216,11 +219,11 @@ class SparkBlocks:
         numbers = {benchmark: number for number, benchmark in enumerate(self.benchmarks)}
 
         def partition(batches: Batches) -> Batches:
-            sums = {name: PaperSums.zeros(task.theta.size) for name, task in by_name.items()}
+            sums: dict[str, PaperSums] = {}
             for block, _ in _blocks(batches):
                 for name, task in by_name.items():
                     if block.benchmark in task.benchmarks:
-                        add_paper_block(block, task, sums[name])
+                        add_paper_block(block, task, sums.setdefault(name, PaperSums.zeros(task.theta.size)))
             for name, part in sums.items():
                 yield from _chunks(name, [part.numerator, part.denominator], np.array([part.loss, part.penalty]))
                 packed = [[numbers[key[0]], key[1], a.size, *a, *b] for key, (a, b) in part.items.items()]

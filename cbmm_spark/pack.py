@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+from pyspark.errors import PythonException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
@@ -17,6 +18,7 @@ from cbmm_spark.errors import InputError
 from cbmm_spark.tables import SPECS, Warehouse
 
 BITMAP_BYTES = BITMAP_MODELS // 8
+TOO_MANY = f"more than {MAX_ATTEMPTS} attempts"
 TILE = ("benchmark", "benchmark_bucket", "item_block", "model_block")
 
 
@@ -49,7 +51,7 @@ def pack(spark: SparkSession, warehouse: Warehouse, config: Config) -> PackRepor
         There are no responses, or a model answered one item more often than a tile can count.
     """
     version = warehouse.version("responses")
-    if _packed_version(warehouse) == version:
+    if _packed_version(warehouse, config.pack) == version:
         return PackReport(version, repacked=False)
     responses = warehouse.read("responses", version)
     if responses.isEmpty():
@@ -58,17 +60,33 @@ def pack(spark: SparkSession, warehouse: Warehouse, config: Config) -> PackRepor
     note = {"responses_version": version, "items_per_block": config.pack.items_per_block}
     warehouse.overwrite(model_benchmarks(responses), "model_benchmarks", note)
     tiles = tiles_of(responses, n_models(warehouse), config.pack, version)
-    warehouse.overwrite(tiles, "response_blocks", note)
+    try:
+        warehouse.overwrite(tiles, "response_blocks", note)
+    except PythonException as error:
+        if TOO_MANY not in str(error):
+            raise
+        raise InputError(
+            f"a model has {TOO_MANY} at one item; set another attempts policy or leave the source out"
+        ) from error
     size = warehouse.read("response_blocks").agg(F.count("*"), F.coalesce(F.sum("n_responses"), F.lit(0))).first()
     assert size is not None
     return PackReport(version, True, int(size[0]), int(size[1]))
 
 
-def _packed_version(warehouse: Warehouse) -> int | None:
+def _packed_version(warehouse: Warehouse, config: PackConfig) -> int | None:
+    """Return the version of `responses` that is packed in blocks of the configured size; None where there is none."""
     if not (warehouse.exists("response_blocks") and warehouse.exists("model_benchmarks")):
         return None
-    row = warehouse.read("response_blocks").agg(F.min("responses_version"), F.max("responses_version")).first()
-    return int(row[0]) if row is not None and row[0] is not None and row[0] == row[1] else None
+    size = config.items_per_block
+    fits = (F.col("item_start") == F.col("item_block") * size + 1) & (F.col("n_items") <= size)
+    row = (
+        warehouse.read("response_blocks")
+        .agg(F.min("responses_version"), F.max("responses_version"), F.bool_and(fits))
+        .first()
+    )
+    if row is None or row[0] is None or row[0] != row[1] or not row[2]:
+        return None
+    return int(row[0])
 
 
 def n_models(warehouse: Warehouse) -> int:
@@ -224,7 +242,7 @@ def _tile_of_cells(table: pa.Table, models: int, config: PackConfig) -> pa.Table
     frame = _frame_of(table, models, config)
     n = table.column("n").to_numpy().astype(np.int64)
     if n.max() > MAX_ATTEMPTS:
-        raise ValueError(f"more than {MAX_ATTEMPTS} attempts of one model at one item of {frame['benchmark']!r}")
+        raise ValueError(f"{TOO_MANY} at one item of {frame['benchmark']!r}")
     packed = encode_cells(
         (table.column("item_index").to_numpy() - frame["item_start"]).astype(np.int64),
         (table.column("model_index").to_numpy() - frame["model_start"]).astype(np.int64),

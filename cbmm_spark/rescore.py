@@ -57,6 +57,7 @@ class Inputs:
 
     tiles: DataFrame
     model_benchmarks: DataFrame
+    items: DataFrame
     responses_version: int
     n_models: int
 
@@ -145,6 +146,7 @@ def _inputs(
 ) -> Inputs:
     """Pin what is read: the stored blocks, or for an earlier day tiles of the responses up to it."""
     total = n_models(warehouse)
+    items = warehouse.read("items", warehouse.version("items"))
     if as_of is not None:
         version = warehouse.version("responses")
         responses = warehouse.read("responses", version)
@@ -157,11 +159,12 @@ def _inputs(
             if kept.isEmpty():
                 raise InputError(f"no response was evaluated by {as_of}; choose a later --as-of")
             tiles = tiles_of(kept, total, config.pack, version)
-            return Inputs(tiles, model_benchmarks(kept), version, total)
+            return Inputs(tiles, model_benchmarks(kept), items, version, total)
     packed = pack(spark, warehouse, config)
     listener.event("packed", **vars(packed))
     blocks = warehouse.read("response_blocks", warehouse.version("response_blocks"))
-    return Inputs(blocks, warehouse.read("model_benchmarks"), packed.responses_version, total)
+    members = warehouse.read("model_benchmarks", warehouse.version("model_benchmarks"))
+    return Inputs(blocks, members, items, packed.responses_version, total)
 
 
 def _fit_and_write(
@@ -181,12 +184,14 @@ def _fit_and_write(
         unconverged = [name for name, fit in fits.items() if not fit.converged]
         write_results(warehouse, "run_iterations", iteration_rows(spark, fits, scales, key), key.run_id, key.scored_on)
         if unconverged:
+            facts = scale_rows(spark, fits, scales, None, key)
+            write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
             raise NotConvergedError(
                 f"{len(unconverged)} of {len(fits)} scales did not converge in {config.solver.max_iterations} "
                 "iterations "
                 f"({', '.join(unconverged[:5])}); nothing published, raise solver.max_iterations or solver.tolerance"
             )
-        items = item_rows(blocks, fits, scales, warehouse.read("items"), config.rescore, config.solver.sigma, key)
+        items = item_rows(blocks, fits, scales, inputs.items, config.rescore, config.solver.sigma, key)
         with job_description(spark, f"cbmm-spark {key.run_id}: write item parameters"):
             write_results(warehouse, "item_parameters", items, key.run_id, key.scored_on)
     abilities = ability_rows(spark, fits, scales, inputs.model_benchmarks, config.rescore, key)
@@ -250,10 +255,46 @@ def fit_scales(
             _run_paper(blocks, fits, config, tell)
         else:
             alternate(list(fits.values()), blocks.run_pass, options, tell)
+            _further_starts(blocks, fits, counts, config, listener)
     finally:
         if saver is not None:
             saver.close()
     return fits
+
+
+def _further_starts(
+    blocks: SparkBlocks,
+    fits: dict[str, ScaleFit],
+    counts: Mapping[str, Counts],
+    config: SolverConfig,
+    listener: Listener,
+) -> None:
+    """Fit again from random abilities as often as `solver.starts` says, and keep whichever optimum is lowest."""
+    options = loop_options(config)
+    for number in range(1, config.starts):
+        rng = np.random.default_rng([config.seed, number])
+        others = {
+            name: start_scale(
+                name, fit.benchmarks, counts[name], fit.ridge, options, rng.standard_normal(counts[name].attempts.size)
+            )
+            for name, fit in fits.items()
+        }
+        alternate(list(others.values()), blocks.run_pass, options)
+        for name, other in others.items():
+            best = fits[name]
+            gain = (best.objective - other.objective) / abs(best.objective)
+            spread = float(best.theta.std()) or 1.0
+            listener.event(
+                "start",
+                scale=name,
+                number=number,
+                converged=other.converged,
+                objective=other.objective,
+                relative_gain=gain,
+                largest_distance_sd=float(np.abs(other.theta - best.theta).max()) / spread,
+            )
+            if other.converged and (not best.converged or other.objective < best.objective):
+                fits[name] = other
 
 
 def check_connected(counts: Mapping[str, Counts]) -> None:
@@ -293,12 +334,12 @@ def _run_paper(
     """Fit by the paper's recurrence and stopping rule, then evaluate where it ended exactly, in one more pass."""
     began = time.perf_counter()
 
-    def told(paper: PaperFit, change: float) -> None:
+    def told(paper: PaperFit) -> None:
         nonlocal began
         now = time.perf_counter()
         fit = fits[paper.task.name]
         record = IterationRecord(
-            fit.name, len(paper.history), "paper", paper.objective, change, (now - began) / max(len(fits), 1), True
+            fit.name, len(paper.history), "paper", paper.objective, np.inf, (now - began) / max(len(fits), 1), True
         )
         began = now
         fit.history.append(record)

@@ -336,9 +336,9 @@ def _join_reasons(reasons: Mapping[str, NDArray[np.bool_]], n: int) -> list[str 
 
 # ------------------------------------------------------------------------------------------------ runs
 def scale_rows(
-    spark: SparkSession, fits: Mapping[str, ScaleFit], scales: Scales, item_parameters: DataFrame, key: RunKey
+    spark: SparkSession, fits: Mapping[str, ScaleFit], scales: Scales, item_parameters: DataFrame | None, key: RunKey
 ) -> DataFrame:
-    """Return the rows of `run_scales`; discriminations are summarised from the item parameters as written."""
+    """Return the rows of `run_scales`; discriminations are summarised from the item parameters as written, if any."""
     facts = []
     for name, source in scales.fitted.items():
         fit = fits[source]
@@ -359,18 +359,24 @@ def scale_rows(
                 "ability_accuracy_spearman": _value(spearman(fit.theta, accuracy)),
             }
         )
+    if item_parameters is None:
+        return _complete(_facts_frame(spark, facts).withColumn("run_id", F.lit(key.run_id)), "run_scales")
     summary = item_parameters.groupBy("scale").agg(
         F.avg("discrimination").alias("discrimination_mean"),
         F.stddev_pop("discrimination").alias("discrimination_sd"),
         F.count_if(F.col("discrimination") == 0).cast("int").alias("uninformative_items"),
     )
-    frame = spark.createDataFrame(
+    frame = _facts_frame(spark, facts)
+    return _complete(frame.join(summary, "scale", "left").withColumn("run_id", F.lit(key.run_id)), "run_scales")
+
+
+def _facts_frame(spark: SparkSession, facts: Sequence[Mapping[str, object]]) -> DataFrame:
+    return spark.createDataFrame(
         [tuple(fact.values()) for fact in facts],
         "scale string, n_models int, n_items int, n_responses long, iterations int, converged boolean, "
         "objective double, log_loss double, accuracy_log_loss double, kkt_residual double, node_error double, "
         "ability_accuracy_spearman double",
     )
-    return _complete(frame.join(summary, "scale", "left").withColumn("run_id", F.lit(key.run_id)), "run_scales")
 
 
 def iteration_rows(spark: SparkSession, fits: Mapping[str, ScaleFit], scales: Scales, key: RunKey) -> DataFrame:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cbmm_spark.kernels.model import F64
-from cbmm_spark.kernels.nodes import ORDER, Nodes, lagrange, lagrange_slope, window_start
+from cbmm_spark.kernels.nodes import ORDER, Nodes, horner, monomials, window_start
 
 
 @dataclass
@@ -46,9 +46,8 @@ def interpolate(nodes: Nodes, table: F64, theta: F64) -> tuple[F64, F64]:
     start = window_start(nodes, position)
     window = np.take_along_axis(table, start[:, None] + np.arange(ORDER), axis=1)
     z = position - start
-    value = np.einsum("nk,nk->n", window, lagrange(z))
-    slope = np.einsum("nk,nk->n", window, lagrange_slope(z)) / nodes.slope(position)
-    return value, slope
+    value, slope = horner(monomials(window), z)
+    return value, slope / nodes.slope(position)
 
 
 def solve_from_table(
@@ -92,11 +91,12 @@ def solve_from_table(
     position = low + share
     start = window_start(nodes, low + 0.5)
     window = np.take_along_axis(table, start[:, None] + np.arange(ORDER), axis=1)
+    coefficients = monomials(window)
     for _ in range(repeats):
-        z = position - start
         theta, slope = nodes.theta(position), nodes.slope(position)
-        value = np.einsum("nk,nk->n", window, lagrange(z)) + ridge * theta - target
-        gain = np.einsum("nk,nk->n", window, lagrange_slope(z)) + ridge * slope
+        tabulated, rise = horner(coefficients, position - start)
+        value = tabulated + ridge * theta - target
+        gain = rise + ridge * slope
         high = np.where(value > 0.0, np.minimum(high, position), high)
         low = np.where(value <= 0.0, np.maximum(low, position), low)
         newton = position - value / np.where(gain > 0.0, gain, np.inf)

@@ -121,6 +121,10 @@ class CountCells(DenseCells):
         """See `DenseCells.successes_of`."""
         return self.k_matrix[items, models].astype(np.float32)
 
+    def successes_at(self, items: slice, models: slice) -> F64:
+        """Return the successes of a rectangle in float64, as they are."""
+        return self.k_matrix[items, models].astype(np.float64)
+
     def attempts_of(self, items: slice, models: slice, workspace: Workspace) -> F32:
         """See `DenseCells.attempts_of`."""
         return self.n_matrix[items, models].astype(np.float32)

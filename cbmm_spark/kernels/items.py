@@ -23,7 +23,12 @@ from cbmm_spark.kernels.model import F64
 Majorizer = Literal["newton", "tight", "uniform"]
 
 TINY = 1e-300
-ROUNDING = 8.0 * np.finfo(np.float64).eps
+
+EXPONENT = 500.0
+"""Largest |x| given to the exponential: P is 0 or 1 to the last bit long before, and nothing overflows."""
+
+SURE_CHANGE = 1.7
+"""Largest change of x for which a whole Newton step is certain to lower the objective; see `safe_share`."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,6 @@ class ItemProblem:
     weighted: F64
     ridge_a: float
     ridge_b: float
-
-    def attempts_scale(self) -> F64:
-        """Return the sum of |C| per item, against which rounding errors of f are judged, shape (J,) or (1,)."""
-        return np.abs(self.weights).sum(axis=1)
 
     def take(self, rows: NDArray[np.int64]) -> ItemProblem:
         """Return the problems of some items only."""
@@ -106,45 +107,61 @@ def initial_items(problem: ItemProblem) -> tuple[F64, F64]:
 
 @dataclass
 class _State:
-    """Value, gradient and curvature of every item at one point."""
+    """Gradient and curvature of every item at one point."""
 
-    value: F64
     grad_a: F64
     grad_b: F64
     aa: F64
     ab: F64
     bb: F64
 
+    def take(self, rows: NDArray[np.int64]) -> _State:
+        return _State(self.grad_a[rows], self.grad_b[rows], self.aa[rows], self.ab[rows], self.bb[rows])
+
 
 def _evaluate(problem: ItemProblem, a: F64, b: F64, majorizer: Majorizer) -> _State:
     t, c = problem.points, problem.weights
-    x = a[:, None] * t + b[:, None]
-    e = np.exp(-np.abs(x))
-    upper = 1.0 / (1.0 + e)
-    p = np.where(x >= 0.0, upper, 1.0 - upper)
-    loss = np.maximum(x, 0.0) + np.log1p(e)
-    if majorizer == "newton":
-        curve = c * (upper * (1.0 - upper))
-    elif majorizer == "tight":
-        half = 0.5 * np.abs(x)
-        curve = c * np.where(half > 1e-4, np.tanh(half) / np.maximum(4.0 * half, TINY), 0.25)
-    else:
-        curve = np.broadcast_to(0.25 * c, x.shape)
-    cp = c * p
-    curve_t = curve * t
     shared = t.ndim == 1
-    first = cp @ t if shared else (cp * t).sum(axis=1)
+    x = a[:, None] * t
+    x += b[:, None]
+    if majorizer == "tight":
+        half = np.maximum(0.5 * np.abs(x), 1e-8)
+        curve = c * (np.tanh(half) / (4.0 * half))
+    np.clip(x, -EXPONENT, EXPONENT, out=x)
+    np.negative(x, out=x)
+    e = np.exp(x, out=x)
+    e += 1.0
+    p = np.reciprocal(e, out=e)
+    cp = c * p
+    if majorizer == "newton":
+        curve = cp - cp * p
+    elif majorizer == "uniform":
+        curve = np.broadcast_to(0.25 * c, cp.shape)
+    if shared:
+        basis = np.stack([np.ones_like(t), t, t * t], axis=1)
+        first, second = cp @ basis[:, :2], curve @ basis
+        sums = first[:, 0], first[:, 1], second[:, 0], second[:, 1], second[:, 2]
+    else:
+        curve_t = curve * t
+        sums = cp.sum(axis=1), (cp * t).sum(axis=1), curve.sum(axis=1), curve_t.sum(axis=1), (curve_t * t).sum(axis=1)
     return _State(
-        value=np.einsum("jq,jq->j", np.broadcast_to(c, x.shape), loss)
-        - problem.successes * b
-        - problem.weighted * a
-        + 0.5 * (problem.ridge_a * a**2 + problem.ridge_b * b**2),
-        grad_a=first - problem.weighted + problem.ridge_a * a,
-        grad_b=cp.sum(axis=1) - problem.successes + problem.ridge_b * b,
-        aa=(curve_t @ t if shared else (curve_t * t).sum(axis=1)) + problem.ridge_a,
-        ab=curve_t.sum(axis=1),
-        bb=curve.sum(axis=1) + problem.ridge_b,
+        grad_a=sums[1] - problem.weighted + problem.ridge_a * a,
+        grad_b=sums[0] - problem.successes + problem.ridge_b * b,
+        aa=sums[4] + problem.ridge_a,
+        ab=sums[3],
+        bb=sums[2] + problem.ridge_b,
     )
+
+
+def item_objective(problem: ItemProblem, a: F64, b: F64) -> F64:
+    """Return f(a, b) of every item, the item's ridge included, shape (J,)."""
+    x = a[:, None] * problem.points + b[:, None]
+    softplus = np.log1p(np.exp(-np.abs(x)))
+    softplus += np.maximum(x, 0.0)
+    shared = problem.weights.shape[0] == 1
+    loss = softplus @ problem.weights[0] if shared else np.einsum("jq,jq->j", problem.weights, softplus)
+    linear = problem.successes * b + problem.weighted * a
+    return loss - linear + 0.5 * (problem.ridge_a * a**2 + problem.ridge_b * b**2)
 
 
 def newton_step(a: F64, grad_a: F64, grad_b: F64, aa: F64, ab: F64, bb: F64) -> tuple[F64, F64, F64]:
@@ -183,7 +200,7 @@ def solve_items(
     start
         (a, b) to begin with; from moments where not given.
     majorizer
-        ``newton`` (curvature P(1-P), a step accepted only where the objective falls, else halved), ``tight``
+        ``newton`` (curvature P(1-P), steps shortened where needed, see `safe_share`), ``tight``
         (Jaakkola & Jordan 2000) or ``uniform`` (1/4, the paper's). Each is monotone for non-negative weights.
     tolerance
         An item is done when its residual is at most this (in standard errors).
@@ -195,52 +212,38 @@ def solve_items(
     ItemSolution
     """
     a, b = (v.astype(np.float64) for v in (initial_items(problem) if start is None else start))
-    n_items = a.size
-    objective, residual = np.empty(n_items), np.empty(n_items)
-    rows = np.arange(n_items)
+    residual = np.empty(a.size)
+    rows = np.arange(a.size)
     part, at, bt = problem, a.copy(), b.copy()
-    state = _evaluate(part, at, bt, majorizer)
     repeats = 0
-    while rows.size:
+    while True:
+        state = _evaluate(part, at, bt, majorizer)
         da, db, length = newton_step(at, state.grad_a, state.grad_b, state.aa, state.ab, state.bb)
-        a[rows], b[rows], objective[rows], residual[rows] = at, bt, state.value, length
-        busy = length > tolerance
-        if not busy.any() or repeats >= max_repeats:
+        a[rows], b[rows], residual[rows] = at, bt, length
+        busy = np.flatnonzero(length > tolerance)
+        if not busy.size or repeats >= max_repeats:
             break
-        if not busy.all():
-            keep = np.flatnonzero(busy)
-            rows, part, at, bt, da, db = rows[keep], part.take(keep), at[keep], bt[keep], da[keep], db[keep]
-            state = _State(*(getattr(state, f)[keep] for f in _State.__dataclass_fields__))
-        at, bt, state, moved = _descend(part, at, bt, da, db, state, majorizer)
+        if busy.size < 0.7 * rows.size:
+            rows, part, at, bt, da, db = rows[busy], part.take(busy), at[busy], bt[busy], da[busy], db[busy]
+        if majorizer == "newton":
+            share = safe_share(part.points, da, db)
+            da *= share
+            db *= share
+        at, bt = np.maximum(at + da, 0.0), bt + db
         repeats += 1
-        if not moved.all():  # rounding leaves nothing to gain: these items are as done as they can be
-            keep = np.flatnonzero(moved)
-            rows, part, at, bt = rows[keep], part.take(keep), at[keep], bt[keep]
-            state = _State(*(getattr(state, f)[keep] for f in _State.__dataclass_fields__))
-    return ItemSolution(a, b, objective, residual, repeats)
+    return ItemSolution(a, b, item_objective(problem, a, b), residual, repeats)
 
 
-def _descend(
-    problem: ItemProblem, a: F64, b: F64, da: F64, db: F64, state: _State, majorizer: Majorizer
-) -> tuple[F64, F64, _State, NDArray[np.bool_]]:
-    """Take each item's step, halved until its objective does not rise; an item that cannot move stays and is told."""
-    scale = np.ones_like(a)
-    new_a, new_b = np.maximum(a + da, 0.0), b + db
-    new = _evaluate(problem, new_a, new_b, majorizer)
-    allowance = ROUNDING * (np.abs(state.value) + problem.attempts_scale())
-    for _ in range(60):
-        worse = np.flatnonzero(~(new.value <= state.value + allowance))
-        if worse.size == 0:
-            break
-        scale[worse] *= 0.5
-        new_a[worse] = np.maximum(a[worse] + scale[worse] * da[worse], 0.0)
-        new_b[worse] = b[worse] + scale[worse] * db[worse]
-        retry = _evaluate(problem.take(worse), new_a[worse], new_b[worse], majorizer)
-        for field in _State.__dataclass_fields__:
-            getattr(new, field)[worse] = getattr(retry, field)
-    stuck = ~(new.value <= state.value + allowance)
-    if stuck.any():
-        new_a[stuck], new_b[stuck] = a[stuck], b[stuck]
-        for field in _State.__dataclass_fields__:
-            getattr(new, field)[stuck] = getattr(state, field)[stuck]
-    return new_a, new_b, new, ~stuck
+def safe_share(points: F64, da: F64, db: F64) -> F64:
+    """Return how much of each Newton step is certain not to raise the objective.
+
+    Along a step that changes no x by more than c, the curvature of softplus changes at most by the factor exp(c). So
+    the objective after a whole Newton step is below the one before by at least ``D (1 - (exp(c) - 1)/c^2 + 1/c)``, D
+    the step's squared length, which is positive up to c = 1.7; longer steps are shortened to ``log(1 + c) / c``, as
+    in the damped Newton method for self-concordant functions (Nesterov & Nemirovskii 1994; Bach 2010 for the
+    logistic loss). No objective has to be evaluated.
+    """
+    axis = None if points.ndim == 1 else 1
+    low, high = points.min(axis=axis), points.max(axis=axis)
+    change = np.maximum(np.abs(da * low + db), np.abs(da * high + db))
+    return np.where(change <= SURE_CHANGE, 1.0, np.log1p(change) / np.maximum(change, 1.0))

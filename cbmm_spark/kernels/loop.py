@@ -16,6 +16,7 @@ from cbmm_spark.kernels.anderson import Anderson
 from cbmm_spark.kernels.components import component_numbers
 from cbmm_spark.kernels.model import F64, Ridge, best_gauge
 from cbmm_spark.kernels.nodes import Nodes, make_nodes
+from cbmm_spark.kernels.passes import ITEM_TOLERANCE
 from cbmm_spark.kernels.stage import (
     Counts,
     Index,
@@ -31,6 +32,9 @@ from cbmm_spark.kernels.stage import (
 RELATIVE_ROUNDING = 1e-12
 """Two objectives that differ by less than this, relatively, are equal."""
 
+NODE_ITEMS = 100
+"""Items below which a scale is fitted exactly from the start: few items grow steep, and nodes cannot follow them."""
+
 NODE_ROUNDING = 1e-7
 """The same for objectives evaluated at nodes in float32."""
 
@@ -42,6 +46,9 @@ REFINED_TABLE = 2_000_000
 
 SWITCH_CHANGE = 0.1
 """Change of ability, in standard errors, below which iterations leave the nodes."""
+
+SWITCH_COMPLETE = 1e-3
+"""The same where every model answered every item: nodes are cheap and accurate there."""
 
 SWITCH_FALL = 1e-6
 """Relative fall of the objective below which iterations leave the nodes: near the error of the nodes themselves."""
@@ -162,7 +169,8 @@ def start_scale(
     own = counts.of(models)
     start = initial_abilities(own) if theta is None else theta[models]
     nodes = make_nodes(start, options.node_spacing, options.min_nodes, options.max_nodes)
-    mode: Mode = "exact" if counts.cells <= options.exact_below else "nodes"
+    small = counts.cells <= options.exact_below or counts.n_items < NODE_ITEMS
+    mode: Mode = "exact" if small else "nodes"
     return ScaleFit(name, benchmarks, ridge, models, own, start, nodes, mode)
 
 
@@ -181,7 +189,10 @@ class _Driver:
 
     def task(self) -> ScaleTask:
         fit = self.fit
-        return ScaleTask(fit.name, fit.benchmarks, fit.models, self.trial, fit.nodes, fit.ridge, fit.mode)
+        items = min(ITEM_TOLERANCE, 0.1 * self.options.tolerance)
+        return ScaleTask(
+            fit.name, fit.benchmarks, fit.models, self.trial, fit.nodes, fit.ridge, fit.mode, item_tolerance=items
+        )
 
     def take(self, result: ScalePass, seconds: float) -> IterationRecord:
         fit, options = self.fit, self.options
@@ -220,6 +231,8 @@ class _Driver:
 
     def _rises(self, objective: float) -> bool:
         """Whether the objective is above the last accepted one by more than it can be known."""
+        if self.measured_by == "nodes" and self.fit.mode != "nodes" and self.plain is None:
+            return False  # the first exact objective has nothing exact to be compared with; from here on none may rise
         known = NODE_ROUNDING if self.measured_by == "nodes" else RELATIVE_ROUNDING
         return not objective <= self.fit.objective + known * abs(self.fit.objective)
 
@@ -233,6 +246,8 @@ class _Driver:
         else:
             self.trial = 0.5 * (self.trial + self.fit.theta)
         self.accelerator.reset()
+        if self.fit.mode == "nodes":
+            self.fit.mode = "exact"  # nodes that cannot see where the objective falls are of no use any more
 
     def _gauged(self, result: ScalePass) -> F64:
         fit = self.fit
@@ -245,7 +260,9 @@ class _Driver:
 
     def _advance(self, image: F64, step: F64, weight: F64, fall: float) -> None:
         fit, options = self.fit, self.options
-        if fit.mode == "nodes" and (fit.change <= SWITCH_CHANGE or fall <= SWITCH_FALL):
+        complete = fit.counts.cells == fit.models.size * fit.counts.n_items
+        switch = SWITCH_COMPLETE if complete else SWITCH_CHANGE
+        if fit.mode == "nodes" and (fit.change <= switch or (fall <= SWITCH_FALL and not complete)):
             fit.mode = "exact"
         spacing = float(fit.nodes.slope(np.array([0.5 * (fit.nodes.count - 1)]))[0])
         if fit.mode == "exact":

@@ -84,6 +84,10 @@ def best_gauge(
     """
     mean = theta_sum / n_models
     variance = max(theta_square / n_models - mean**2, 0.0)
+    if a_square <= 0.0 and ridge.ability > 0.0:
+        return Gauge(
+            mean, 1.0
+        )  # any larger stretch would be better still: abilities that nothing holds go to 0 by themselves
     if ridge.ability <= 0.0 or ridge.discrimination <= 0.0 or a_square <= 0.0:
         return Gauge(mean, float(np.sqrt(variance))) if variance > 0.0 else Gauge(mean, 1.0)
     shift, stretch = 0.0, 1.0

@@ -140,19 +140,31 @@ def lagrange(z: F64) -> F64:
     return before * after / _DENOMINATOR
 
 
-def lagrange_slope(z: F64) -> F64:
-    """Return d/dz of the Lagrange basis on nodes 0..ORDER-1, shape (N, ORDER)."""
-    difference = z[:, None] - np.arange(ORDER)
-    slope = np.zeros_like(difference)
-    for left_out in range(ORDER):
-        product = np.delete(difference, left_out, axis=1)
-        others = [k for k in range(ORDER) if k != left_out]
-        before = np.ones_like(product)
-        after = np.ones_like(product)
-        np.cumprod(product[:, :-1], axis=1, out=before[:, 1:])
-        after[:, :-1] = np.cumprod(product[:, :0:-1], axis=1)[:, ::-1]
-        slope[:, others] += before * after
-    return slope / _DENOMINATOR
+_CENTRE = 0.5 * (ORDER - 1)
+_MONOMIALS = np.linalg.inv(np.vander(np.arange(ORDER) - _CENTRE, increasing=True)).T
+"""From values on nodes 0..ORDER-1 to coefficients of powers of z - centre: coefficients = values @ _MONOMIALS."""
+
+
+def monomials(window: F64) -> F64:
+    """Return the polynomials through ORDER values each as coefficients of powers of z - centre, shape (N, ORDER)."""
+    return window @ _MONOMIALS
+
+
+def horner(coefficients: F64, z: F64) -> tuple[F64, F64]:
+    """Return polynomials from `monomials` and their derivatives at z, each of shape (N,)."""
+    y = z - _CENTRE
+    value, slope = coefficients[:, -1].copy(), np.zeros_like(y)
+    for k in range(ORDER - 2, -1, -1):
+        slope = slope * y + value
+        value = value * y + coefficients[:, k]
+    return value, slope
+
+
+def weight_sums(nodes: Nodes, theta: F64) -> F64:
+    """Return the column sums of B in float64: how many models weigh on each node, shape (Q,)."""
+    start, weights = local_weights(nodes, theta)
+    place = (start[:, None] + np.arange(ORDER)).ravel()
+    return np.bincount(place, weights=weights.ravel(), minlength=nodes.count).astype(np.float64, copy=False)
 
 
 def weight_matrix(nodes: Nodes, theta: F64) -> NDArray[np.float32]:

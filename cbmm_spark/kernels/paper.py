@@ -214,7 +214,7 @@ def run_paper(
     run_sweep: RunSweep,
     tolerance: float = 1e-4,
     max_sweeps: int = 10_000,
-    listener: Callable[[PaperFit, float], None] | None = None,
+    listener: Callable[[PaperFit], None] | None = None,
 ) -> list[PaperFit]:
     """Sweep until every scale has settled or used its sweeps.
 
@@ -229,7 +229,7 @@ def run_paper(
     max_sweeps
         Bound; a scale that reaches it has converged = False.
     listener
-        Called after each sweep with the fit and the largest change of theta.
+        Called after each sweep.
     """
     fits = [PaperFit(task) for task in tasks]
     while active := [fit for fit in fits if not fit.converged and len(fit.history) < max_sweeps]:
@@ -241,10 +241,9 @@ def run_paper(
             if settled(fit.history, tolerance):
                 # F was measured at the point before this sweep: that point, with its items, is the result
                 fit.converged = True
-                continue
-            theta = update_theta(task, sums)
-            change = float(np.abs(theta - task.theta).max(initial=0.0))
-            fit.task = PaperTask(task.name, task.benchmarks, task.models, theta, sums.items, task.ridge)
+            else:
+                theta = update_theta(task, sums)
+                fit.task = PaperTask(task.name, task.benchmarks, task.models, theta, sums.items, task.ridge)
             if listener is not None:
-                listener(fit, change)
+                listener(fit)
     return fits

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from cbmm_spark.kernels.cells import F32, Cells, DenseCells, SparseCells, Workspace, weighted_count
+from cbmm_spark.kernels.cells import F32, Cells, CountCells, DenseCells, SparseCells, Workspace, weighted_count
 from cbmm_spark.kernels.items import ItemProblem, ItemSolution, newton_step, solve_items
 from cbmm_spark.kernels.model import F64, Ridge
-from cbmm_spark.kernels.nodes import Nodes, weight_matrix
+from cbmm_spark.kernels.nodes import ORDER, Nodes, local_weights, weight_matrix, weight_sums
 
 ITEM_PIECE, MODEL_PIECE = 128, 2048
 """Rectangle of cells unpacked at once: two float32 planes of it are 2 MB."""
@@ -112,21 +112,21 @@ def item_moments(cells: Cells, views: list[ScaleView]) -> list[tuple[F64, F64]]:
         shape = (cells.n_items, cells.n_models)
         attempts = csr_array((cells.n, cells.indices, cells.indptr), shape=shape)
         successes = csr_array((cells.k, cells.indices, cells.indptr), shape=shape)
-        return [(np.asarray(attempts @ v.weights.astype(np.float64)), np.asarray(successes @ v.theta)) for v in views]
+        return [(_sparse_counts(attempts, v), np.asarray(successes @ v.theta)) for v in views]
     counts = [np.zeros((cells.n_items, v.nodes.count)) for v in views]
     abilities = np.concatenate([split_exact(v.theta, MODEL_PIECE) for v in views], axis=1)
     sums = np.zeros((cells.n_items, abilities.shape[1]))
     memory = Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
     for items in pieces(cells.n_items, ITEM_PIECE):
         for models in pieces(cells.n_models, MODEL_PIECE):
-            sums[items] += cells.successes_of(items, models, memory) @ abilities[models]
+            sums[items] += _by_models(cells, items, models, memory, abilities)
             if not cells.is_complete:
                 mask = _mask_of(cells, items, models, memory)
                 for view, count in zip(views, counts, strict=True):
                     count[items] += mask @ view.weights[models]
     results = []
     for number, (view, count) in enumerate(zip(views, counts, strict=True)):
-        whole = view.weights.sum(axis=0, dtype=np.float64)[None, :]
+        whole = weight_sums(view.nodes, view.theta)[None, :]
         if cells.is_complete:
             observed = whole
         else:
@@ -137,11 +137,34 @@ def item_moments(cells: Cells, views: list[ScaleView]) -> list[tuple[F64, F64]]:
     return results
 
 
+def _sparse_counts(attempts: csr_array, view: ScaleView) -> F64:
+    """Return C with B as it is, a few float64 weights a model: eight products a cell instead of one for every node."""
+    start, weights = local_weights(view.nodes, view.theta)
+    places = (start[:, None] + np.arange(ORDER)).ravel()
+    indptr = np.arange(0, places.size + 1, ORDER)
+    b = csr_array((weights.ravel(), places, indptr), shape=(view.theta.size, view.nodes.count))
+    return np.asarray((attempts @ b).toarray())
+
+
 def _mask_of(cells: DenseCells, items: slice, models: slice, memory: Workspace) -> F32:
     """Return whichever of missing and attempted cells are fewer: float32 sums over fewer cells lose less."""
     if cells.is_mostly_observed:
         return cells.missing_of(items, models, memory)
     return cells.attempts_of(items, models, memory)
+
+
+def _by_models(cells: DenseCells, items: slice, models: slice, memory: Workspace, split: F32) -> NDArray[np.floating]:
+    """Return K times the columns of `split_exact`: in float32 for bits, in float64 for counts and fractions."""
+    if isinstance(cells, CountCells):
+        return cells.successes_at(items, models) @ split[models].astype(np.float64)
+    return cells.successes_of(items, models, memory) @ split[models]
+
+
+def _by_items(cells: DenseCells, items: slice, models: slice, memory: Workspace, split: F32) -> NDArray[np.floating]:
+    """Return K transposed times the columns of `split_exact`; see `_by_models`."""
+    if isinstance(cells, CountCells):
+        return cells.successes_at(items, models).T @ split[items].astype(np.float64)
+    return cells.successes_of(items, models, memory).T @ split[items]
 
 
 def own_cells(cells: Cells, rows: NDArray[np.int64], theta: F64) -> tuple[F64, F64]:
@@ -247,7 +270,7 @@ def ability_tables(cells: Cells, views: list[ScaleView], solutions: list[ItemSol
     memory = Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
     for items_piece in pieces(cells.n_items, ITEM_PIECE):
         for models in pieces(cells.n_models, MODEL_PIECE):
-            sums[models] += cells.successes_of(items_piece, models, memory).T @ earned[items_piece]
+            sums[models] += _by_items(cells, items_piece, models, memory, earned)
             if not cells.is_complete:
                 mask = _mask_of(cells, items_piece, models, memory).T
                 for gradient, rounded in zip(gradients, tables32, strict=True):
@@ -307,7 +330,14 @@ class ExactResult:
     node_loss: float = field(default=0.0)
 
 
-def exact_block(cells: Cells, view: ScaleView, solution: ItemSolution, counts: F64, weighted: F64) -> ExactResult:
+def exact_block(
+    cells: Cells,
+    view: ScaleView,
+    solution: ItemSolution,
+    counts: F64,
+    weighted: F64,
+    tolerance: float = ITEM_TOLERANCE,
+) -> ExactResult:
     """Finish the items on their own cells and evaluate everything exactly.
 
     Items take Newton steps from the node solution until their residual on the cells is below tolerance; an item for
@@ -327,7 +357,7 @@ def exact_block(cells: Cells, view: ScaleView, solution: ItemSolution, counts: F
             grad_a = sums.theta_p - weighted[items] + ridge_a * a[items]
             grad_b = sums.p - cells.successes[items] + ridge_b * b[items]
             da, db, length = newton_step(a[items], grad_a, grad_b, sums.aa + ridge_a, sums.ab, sums.bb + ridge_b)
-            open_items = length > ITEM_TOLERANCE
+            open_items = length > tolerance
             if not open_items.any() or attempt == 5:
                 break
             growing = np.flatnonzero(open_items & (length > 0.5 * previous))
@@ -335,7 +365,7 @@ def exact_block(cells: Cells, view: ScaleView, solution: ItemSolution, counts: F
             a[items] = np.maximum(a[items] + step * da, 0.0)
             b[items] += step * db
             if growing.size:
-                own = solve_own(cells, growing + items.start, weighted[items][growing], view, 0.1 * ITEM_TOLERANCE)
+                own = solve_own(cells, growing + items.start, weighted[items][growing], view, 0.1 * tolerance)
                 a[growing + items.start], b[growing + items.start] = own.a, own.b
             previous = length
         residual[items] = length
@@ -392,7 +422,7 @@ def scores(cells: Cells, a: F64) -> F64:
     memory = Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
     for items in pieces(cells.n_items, ITEM_PIECE):
         for models in pieces(cells.n_models, MODEL_PIECE):
-            total[models] += cells.successes_of(items, models, memory).T @ earned[items]
+            total[models] += _by_items(cells, items, models, memory, earned)
     return total.sum(axis=1)
 
 

@@ -15,14 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmm_spark.kernels.abilities import interpolate, newton_abilities, solve_from_table
-from cbmm_spark.kernels.cells import F32, Block, Cells, SparseCells, Workspace
+from cbmm_spark.kernels.cells import F32, Block, Cells, CountCells, DenseCells, SparseCells, Workspace
 from cbmm_spark.kernels.components import block_groups, join_labels, merge_labels
 from cbmm_spark.kernels.items import ItemSolution
 from cbmm_spark.kernels.model import F64, Ridge, standard_gauge
 from cbmm_spark.kernels.nodes import Nodes, weight_matrix
 from cbmm_spark.kernels.passes import (
     ITEM_PIECE,
+    ITEM_TOLERANCE,
     MODEL_PIECE,
+    SPLITS,
     ExactResult,
     ScaleView,
     ability_tables,
@@ -31,6 +33,7 @@ from cbmm_spark.kernels.passes import (
     item_moments,
     pieces,
     solve_block,
+    split_exact,
 )
 
 Mode = Literal["nodes", "exact", "late", "fixed"]
@@ -45,6 +48,11 @@ Items = tuple[F64, F64]
 """Discrimination and easiness of a block's items, divided by sigma."""
 
 Index = NDArray[np.int64]
+
+NODE_RESIDUAL, EXACT_RESIDUAL = 1e-3, 1e-6
+"""Residual, in standard errors, to which items are solved on the nodes: while abilities still move, and before the
+items
+go on on their own cells. An item's objective is within half its square of the minimum."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ class ScaleTask:
         What to compute.
     items
         In mode ``fixed``: (a, b) of every item block of the scale.
+    item_tolerance
+        Residual, in standard errors, to which items are solved on their own cells.
     """
 
     name: str
@@ -77,6 +87,7 @@ class ScaleTask:
     ridge: Ridge
     mode: Mode
     items: Mapping[ItemKey, Items] | None = None
+    item_tolerance: float = ITEM_TOLERANCE
 
     @property
     def has_table(self) -> bool:
@@ -190,14 +201,14 @@ def add_block(cells: Cells, models: Index, tasks: Sequence[ScaleTask], sums: Map
     solutions: list[ItemSolution] = []
     tabled: list[int] = []
     for number, (task, view, (counts, weighted)) in enumerate(zip(tasks, views, moments, strict=True)):
-        solution = solve_block(cells, view, counts, weighted)
+        solution = solve_block(cells, view, counts, weighted, NODE_RESIDUAL if task.mode == "nodes" else EXACT_RESIDUAL)
         out = sums[task.name]
         if task.mode == "nodes":
             ridge = 0.5 * (task.ridge.discrimination * solution.a**2 + task.ridge.easiness * solution.b**2)
             out.totals.loss += float((solution.objective - ridge).sum())
             residual = solution.residual
         else:
-            exact = exact_block(cells, view, solution, counts, weighted)
+            exact = exact_block(cells, view, solution, counts, weighted, task.item_tolerance)
             solution = ItemSolution(exact.a, exact.b, solution.objective, exact.residual, solution.repeats)
             _add_exact(out, places[number], exact)
             residual = exact.residual
@@ -356,19 +367,34 @@ def count_block(cells: Cells, models: Index, out: Counts) -> None:
         out.items[where] += np.bincount(cells.indices, minlength=size)
         out.easiness[where] += np.bincount(cells.indices, weights=cells.n * odds[cells.item], minlength=size)
         return
-    parts = np.zeros((4, size))
+    counted = np.zeros((size, 2 + SPLITS))
+    columns32 = np.concatenate([np.ones((cells.n_items, 1), np.float32), split_exact(odds, ITEM_PIECE)], axis=1)
     memory = Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
+    if cells.is_complete:
+        counted[:, 1] = cells.n_items
+        counted[:, 2] = odds.sum()
     for items in pieces(cells.n_items, ITEM_PIECE):
         for span in pieces(size, MODEL_PIECE):
-            parts[1, span] += cells.successes_of(items, span, memory).sum(axis=0, dtype=np.float64)
-            attempts = cells.attempts_of(items, span, memory)
-            parts[0, span] += attempts.sum(axis=0, dtype=np.float64)
-            parts[2, span] += np.count_nonzero(attempts, axis=0)
-            parts[3, span] += odds[items] @ attempts
-    out.attempts[where] += parts[0]
-    out.successes[where] += parts[1]
-    out.items[where] += parts[2]
-    out.easiness[where] += parts[3]
+            if not cells.is_complete:
+                counted[span, 1:] += cells.attempts_of(items, span, memory).T @ columns32[items]
+            if isinstance(cells, CountCells):
+                counted[span, 0] += cells.successes_at(items, span).sum(axis=0)
+            else:
+                counted[span, 0] += cells.successes_of(items, span, memory).sum(axis=0, dtype=np.float64)
+    out.successes[where] += counted[:, 0]
+    out.attempts[where] += counted[:, 1]
+    out.easiness[where] += counted[:, 2:].sum(axis=1)
+    out.items[where] += counted[:, 1] if cells.is_binary else _items_answered(cells)
+
+
+def _items_answered(cells: DenseCells) -> F64:
+    """Return for every model the number of items with at least one attempt."""
+    answered = np.zeros(cells.n_models)
+    memory = Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
+    for items in pieces(cells.n_items, ITEM_PIECE):
+        for span in pieces(cells.n_models, MODEL_PIECE):
+            answered[span] += np.count_nonzero(cells.attempts_of(items, span, memory), axis=0)
+    return answered
 
 
 def initial_abilities(counts: Counts) -> F64:

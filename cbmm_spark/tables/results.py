@@ -50,7 +50,7 @@ ABILITIES = TableSpec(
         Column(
             "ability",
             "double",
-            "Ability theta; mean 0 and standard deviation 1 over the models of the scale; larger is better",
+            "Ability theta; mean 0 and standard deviation 1 over the models of status ok; larger is better",
         ),
         Column("ability_se", "double", "Standard error of the ability, same unit", NOT_NEGATIVE),
         Column("ability_lower", "double", "Lower end of the interval of the ability at the configured level"),
