@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from scipy.stats import norm
 
@@ -143,10 +143,7 @@ def ability_rows(
         Run.
     """
     estimates = pa.concat_tables([_estimates(name, fits[source], config) for name, source in scales.fitted.items()])
-    members = spark.createDataFrame(
-        [(name, benchmark) for name, group in scales.benchmarks.items() for benchmark in sorted(group)],
-        "scale string, benchmark string",
-    )
+    members = _members(spark, scales)
     models = (
         model_benchmarks.join(F.broadcast(members), "benchmark")
         .groupBy("scale", "model_index", "model_id")
@@ -165,6 +162,12 @@ def ability_rows(
         }
     )
     return _complete(key.onto(full), "abilities")
+
+
+def _members(spark: SparkSession, scales: Scales) -> DataFrame:
+    """Return which benchmarks each scale holds; small."""
+    pairs = [(name, benchmark) for name, group in scales.benchmarks.items() for benchmark in sorted(group)]
+    return spark.createDataFrame(pairs, "scale string, benchmark string")
 
 
 def _estimates(name: str, fit: ScaleFit, config: RescoreConfig) -> pa.Table:
@@ -246,10 +249,21 @@ def item_rows(
         return pa.Table.from_batches(made, ITEM_COLUMNS).combine_chunks().to_batches()[0] if made else _no_items()
 
     computed = blocks.map_blocks(rows, ITEM_DDL)
-    names = items.select("benchmark", "item_index", "item_id")
-    joined = computed.join(names, ["benchmark", "item_index"])
-    flagged = joined.withColumn("is_flagged", F.col("flag_reasons").isNotNull())
+    members = _members(items.sparkSession, scales)
+    named = items.select("benchmark", "item_index", "item_id").join(F.broadcast(members), "benchmark")
+    joined = named.join(computed, ["scale", "benchmark", "item_index"], "left")
+    flagged = joined.withColumns(
+        {
+            "n_models": F.coalesce("n_models", F.lit(0)),
+            "flag_reasons": F.coalesce("flag_reasons", _when_few(F.col("n_models").isNull(), few)),
+        }
+    ).withColumn("is_flagged", F.col("flag_reasons").isNotNull())
     return _complete(key.onto(flagged), "item_parameters")
+
+
+def _when_few(nobody: Column, few: int) -> Column:
+    """Return the flag of an item that nobody has a verdict on."""
+    return F.when(nobody & (F.lit(few) > 0), F.lit("few_responses"))
 
 
 def _no_items() -> pa.RecordBatch:
