@@ -75,7 +75,6 @@ def test_repeated_attempts_and_partial_credit(layout):
 
 
 @pytest.mark.parametrize("layout", ["counts", "scores"])
-@pytest.mark.xfail(strict=True, reason="float32 sums of large counts round, so that the objective cannot settle")
 def test_hundreds_of_attempts_a_cell(layout):
     n, k = drawn(80, 60, seed=1, observed=0.9, attempts=900)
     check_optimal(n, k, fit(n, k, layout))
@@ -112,16 +111,17 @@ def test_five_items_stay_finite(layout):
     assert np.isfinite(found.theta).all()
 
 
-NODE_OBJECTIVE = pytest.mark.xfail(
-    strict=True, reason="an objective at nodes below every exact one is kept as the last accepted: all else is refused"
-)
-
-
-@NODE_OBJECTIVE
 def test_five_items_from_nodes():
     data = load_matrix("lsat6.parquet", 400)
     found = fit(data.attempts, data.successes, "bits", options=NODES_FIRST)
     check_optimal(data.attempts, data.successes, found)
+
+
+@pytest.mark.xfail(strict=True, reason="steep items, and a grid that REFINED_TABLE keeps too coarse: steps are refused")
+@pytest.mark.parametrize("n_items", [5, 10])
+def test_thousands_of_models_and_few_items(n_items):
+    n, k = drawn(5000 if n_items == 5 else 20_000, n_items, seed=1)
+    assert fit(n, k, options=LoopOptions(max_iterations=60)).converged
 
 
 # ------------------------------------------------------------------------------------- temperature, penalty
@@ -235,7 +235,6 @@ def test_too_few_iterations_are_not_called_converged():
     assert found.iteration == 2
 
 
-@pytest.mark.xfail(strict=True, reason="items are solved to a tolerance of their own, whatever is asked for")
 def test_a_smaller_tolerance_than_the_default_is_met():
     n, k = drawn(83, 75, seed=8, observed=0.8)
     found = fit(n, k, options=LoopOptions(tolerance=1e-6, objective_tolerance=1e-12, max_iterations=100))
@@ -311,10 +310,8 @@ def test_f10_one_answer():
 
 @pytest.mark.parametrize("shape", [(1, 30), (1, 3), (1, 1), (2, 1), (30, 1), (50, 2)], ids=str)
 @pytest.mark.parametrize("options", [NODES_FIRST, EXACT], ids=["nodes first", "exact"])
-def test_the_smallest_scales_converge_and_are_finite(shape, options, request):
+def test_the_smallest_scales_converge_and_are_finite(shape, options):
     n, k = drawn(*shape, seed=3)
-    if shape == (50, 2) and options is NODES_FIRST:
-        request.applymarker(NODE_OBJECTIVE)
     found = fit(n, k, options=options)
     assert found.converged
     assert np.isfinite(found.theta).all()

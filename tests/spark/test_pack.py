@@ -79,7 +79,6 @@ def test_model_numbers_beyond_one_bitmap(spark: SparkSession) -> None:
         np.testing.assert_array_equal(np.frombuffer(joined["models"], "<i4") + 1, models)
 
 
-@pytest.mark.xfail(strict=True, reason="n_items of a tile is its own last answered item, so tiles of a block differ")
 def test_tiles_of_one_block_have_one_height(spark: SparkSession) -> None:
     """Models of the second bitmap did not run the last items: the tiles must still join."""
     table = long_table({"b": Matrix(np.array([[1.0, 1, 1], [1, 1, 0]]), np.zeros((2, 3)))})
@@ -119,7 +118,6 @@ def test_packing_is_done_when_needed_and_only_then(warehouse: Warehouse) -> None
     assert stored == cells_of_parts(parts)
 
 
-@pytest.mark.xfail(strict=True, reason="only the version of responses is compared, not how blocks were packed")
 def test_another_block_size_repacks(warehouse: Warehouse) -> None:
     spark, config = warehouse.spark, Config(pack=SMALL)
     parts = {"b": Matrix(*drawn(12, 40, 1))}
