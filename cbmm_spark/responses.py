@@ -113,11 +113,21 @@ def _trimmed(column: Column) -> Column:
 
 
 def _is_blank(column: Column) -> Column:
-    return column.isNull() | (F.length(_trimmed(column)) == 0)
+    return column.isNull() | (_may_have_space_around(column) & (F.length(_trimmed(column)) == 0))
 
 
 def _has_space_around(column: Column) -> Column:
-    return F.octet_length(_trimmed(column)) < F.octet_length(column)
+    return _may_have_space_around(column) & (F.octet_length(_trimmed(column)) < F.octet_length(column))
+
+
+def _may_have_space_around(column: Column) -> Column:
+    """Whether the first or last character is not a printable ASCII one; trimming a set of characters is ten times
+    dearer.
+
+    `ascii` gives the code of the first character, 0 for empty text.
+    """
+    first, last = F.ascii(column), F.ascii(F.substring(column, -1, 1))
+    return ~(first.between(33, 126) & last.between(33, 126))
 
 
 def _is_text(kind: T.DataType) -> bool:
