@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cbmm_spark.kernels.items import damped
 from cbmm_spark.kernels.model import F64
 from cbmm_spark.kernels.nodes import ORDER, Nodes, horner, monomials, window_start
 
@@ -112,8 +113,8 @@ def solve_from_table(
     return AbilityUpdate(theta, np.maximum(information, 0.0))
 
 
-def newton_abilities(theta: F64, gradient: F64, information: F64, ridge: float, limit: float) -> F64:
-    """Take one Newton step on each model's own objective from exact sums.
+def newton_abilities(theta: F64, gradient: F64, information: F64, ridge: float, steepest: float) -> F64:
+    """Take one Newton step on each model's own objective from exact sums, shortened where a whole one might overshoot.
 
     Parameters
     ----------
@@ -125,8 +126,8 @@ def newton_abilities(theta: F64, gradient: F64, information: F64, ridge: float, 
         G_i'(theta_i).
     ridge
         lambda of the abilities.
-    limit
-        Longest step allowed.
+    steepest
+        Largest discrimination: a step d changes no x by more than ``steepest * |d|``; see `items.damped`.
     """
     step = -(gradient + ridge * theta) / np.maximum(information + ridge, 1e-300)
-    return theta + np.clip(step, -limit, limit)
+    return theta + step * damped(steepest * np.abs(step))

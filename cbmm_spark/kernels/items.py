@@ -200,7 +200,7 @@ def solve_items(
     start
         (a, b) to begin with; from moments where not given.
     majorizer
-        ``newton`` (curvature P(1-P), steps shortened where needed, see `safe_share`), ``tight``
+        ``newton`` (curvature P(1-P), steps shortened where needed, see `falling_share`), ``tight``
         (Jaakkola & Jordan 2000) or ``uniform`` (1/4, the paper's). Each is monotone for non-negative weights.
     tolerance
         An item is done when its residual is at most this (in standard errors).
@@ -226,12 +226,38 @@ def solve_items(
         if busy.size < 0.7 * rows.size:
             rows, part, at, bt, da, db = rows[busy], part.take(busy), at[busy], bt[busy], da[busy], db[busy]
         if majorizer == "newton":
-            share = safe_share(part.points, da, db)
+            share = falling_share(part, at, bt, da, db)
             da *= share
             db *= share
         at, bt = np.maximum(at + da, 0.0), bt + db
         repeats += 1
     return ItemSolution(a, b, item_objective(problem, a, b), residual, repeats)
+
+
+def falling_share(problem: ItemProblem, a: F64, b: F64, da: F64, db: F64) -> F64:
+    """Return how much of each Newton step to take: all of it where that is certain to descend or seen to.
+
+    Where it is not certain (see `safe_share`) the objective is evaluated, and the step halved until the objective
+    falls or the share that is certain is reached: a few models far out make that share needlessly small for a steep
+    item.
+    """
+    certain = safe_share(problem.points, da, db)
+    share = np.ones_like(certain)
+    unsure = np.flatnonzero(certain < 1.0)
+    if not unsure.size:
+        return share
+    part = problem.take(unsure)
+    here = item_objective(part, a[unsure], b[unsure])
+    left = np.arange(unsure.size)
+    while left.size:
+        rows = unsure[left]
+        moved_a = np.maximum(a[rows] + share[rows] * da[rows], 0.0)
+        there = item_objective(part.take(left), moved_a, b[rows] + share[rows] * db[rows])
+        left = left[~(there <= here[left])]
+        rows = unsure[left]
+        share[rows] = np.maximum(0.5 * share[rows], certain[rows])
+        left = left[share[rows] > certain[rows]]
+    return share
 
 
 def safe_share(points: F64, da: F64, db: F64) -> F64:
@@ -245,5 +271,9 @@ def safe_share(points: F64, da: F64, db: F64) -> F64:
     """
     axis = None if points.ndim == 1 else 1
     low, high = points.min(axis=axis), points.max(axis=axis)
-    change = np.maximum(np.abs(da * low + db), np.abs(da * high + db))
+    return damped(np.maximum(np.abs(da * low + db), np.abs(da * high + db)))
+
+
+def damped(change: F64) -> F64:
+    """Return the share of a Newton step that is certain to descend, from the largest change of x along it."""
     return np.where(change <= SURE_CHANGE, 1.0, np.log1p(change) / np.maximum(change, 1.0))

@@ -181,6 +181,8 @@ class _Driver:
         self.fit, self.options = fit, options
         self.plain: F64 | None = None  # where to go instead when an accelerated step is refused
         self.spacing = options.node_spacing
+        self.steepest = 0.0
+        self.tables_fail = False  # a plain step from the tables raised the objective: from then on by Newton steps only
         self.measured_by: Mode = fit.mode  # how the last accepted objective was evaluated
         self.most_nodes = max(options.max_nodes, REFINED_TABLE // max(fit.theta.size, 1))
         self.accelerator = Anderson(options.anderson_depth)
@@ -191,8 +193,9 @@ class _Driver:
         fit = self.fit
         items = min(ITEM_TOLERANCE, 0.1 * self.options.tolerance)
         return ScaleTask(
-            fit.name, fit.benchmarks, fit.models, self.trial, fit.nodes, fit.ridge, fit.mode, item_tolerance=items
-        )
+            fit.name, fit.benchmarks, fit.models, self.trial, fit.nodes, fit.ridge, fit.mode,
+            item_tolerance=items, steepest=self.steepest,
+        )  # fmt: skip
 
     def take(self, result: ScalePass, seconds: float) -> IterationRecord:
         fit, options = self.fit, self.options
@@ -200,13 +203,14 @@ class _Driver:
         square = float(self.trial @ self.trial)
         objective = result.totals.loss + result.totals.penalty + 0.5 * fit.ridge.ability * square
         if self._rises(objective):
+            fit.converged = self._stands_still()
             self._refuse()
             return self._record(fit.mode, fit.objective, fit.change, seconds, accepted=False)
         fall = (fit.objective - objective) / max(abs(objective), 1e-300)
         mode = fit.mode
         if self.measured_by == "nodes" and mode != "nodes":
             self._correct_history(result.totals.node_error)
-        self.measured_by = mode
+        self.measured_by, self.steepest = mode, result.totals.steepest
         fit.theta, fit.objective = self.trial, objective
         fit.log_loss = result.totals.loss / max(float(fit.counts.attempts.sum()), 1.0)
         fit.information, fit.item_residual = result.models.information, result.totals.residual
@@ -217,12 +221,19 @@ class _Driver:
         step = image - fit.theta
         fit.change = float((np.abs(step) * weight).max(initial=0.0))
         record = self._record(mode, objective, fit.change, seconds, accepted=True)
-        small = fit.change <= options.tolerance and fit.item_residual <= options.tolerance
-        if mode != "nodes" and small and abs(fall) <= options.objective_tolerance:
+        if self._stands_still() and abs(fall) <= options.objective_tolerance:
             fit.converged = True
             return record
         self._advance(image, step, weight, fall)
         return record
+
+    def _stands_still(self) -> bool:
+        """Whether neither abilities nor items have anywhere to go from the last accepted point, measured exactly.
+
+        Where that holds and a next step is refused, what the objective could still fall by is below its rounding.
+        """
+        fit, tolerance = self.fit, self.options.tolerance
+        return self.measured_by != "nodes" and fit.change <= tolerance and fit.item_residual <= tolerance
 
     def _correct_history(self, node_error: float) -> None:
         """Take the node error, known from the first exact iteration on, off the objectives recorded before."""
@@ -245,6 +256,8 @@ class _Driver:
             self.trial, self.plain = self.plain, None
         else:
             self.trial = 0.5 * (self.trial + self.fit.theta)
+            if self.fit.mode == "exact":
+                self.tables_fail, self.fit.mode = True, "late"
         self.accelerator.reset()
         if self.fit.mode == "nodes":
             self.fit.mode = "exact"  # nodes that cannot see where the objective falls are of no use any more
@@ -268,7 +281,7 @@ class _Driver:
         if fit.mode == "exact":
             if float(np.abs(step).max(initial=0.0)) < 0.25 * spacing:
                 fit.mode = "late"
-        elif fit.mode == "late" and float(np.abs(step).max(initial=0.0)) > 0.5 * spacing:
+        elif fit.mode == "late" and not self.tables_fail and float(np.abs(step).max(initial=0.0)) > 0.5 * spacing:
             fit.mode = "exact"
         accelerated = self.accelerator.propose(fit.theta, step, weight)
         self.plain, self.trial = (None, image) if accelerated is None else (image, accelerated)

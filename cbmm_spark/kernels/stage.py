@@ -77,6 +77,8 @@ class ScaleTask:
         In mode ``fixed``: (a, b) of every item block of the scale.
     item_tolerance
         Residual, in standard errors, to which items are solved on their own cells.
+    steepest
+        Largest discrimination of the last pass: it bounds how far a Newton step of an ability is safe.
     """
 
     name: str
@@ -88,6 +90,7 @@ class ScaleTask:
     mode: Mode
     items: Mapping[ItemKey, Items] | None = None
     item_tolerance: float = ITEM_TOLERANCE
+    steepest: float = 0.0
 
     @property
     def has_table(self) -> bool:
@@ -114,7 +117,7 @@ class ScaleTask:
 
 @dataclass
 class Totals:
-    """Sums over the items of one scale; `add` merges two."""
+    """Sums over the items of one scale, the largest residual, repeats and discrimination; `add` merges two."""
 
     loss: float = 0.0
     node_error: float = 0.0
@@ -123,9 +126,10 @@ class Totals:
     ab_sum: float = 0.0
     residual: float = 0.0
     repeats: float = 0.0
+    steepest: float = 0.0
 
     def add(self, other: Totals) -> None:
-        """Merge: sums add, residual and repeats take the larger."""
+        """Merge: sums add, of the others the larger one stays."""
         self.loss += other.loss
         self.node_error += other.node_error
         self.penalty += other.penalty
@@ -133,6 +137,7 @@ class Totals:
         self.ab_sum += other.ab_sum
         self.residual = max(self.residual, other.residual)
         self.repeats = max(self.repeats, other.repeats)
+        self.steepest = max(self.steepest, other.steepest)
 
 
 @dataclass
@@ -242,6 +247,7 @@ def _add_items(totals: Totals, ridge: Ridge, items: ItemSolution, residual: F64)
     totals.penalty += 0.5 * (ridge.discrimination * a_square + ridge.easiness * float(items.b @ items.b))
     totals.residual = max(totals.residual, float(residual.max(initial=0.0)))
     totals.repeats = max(totals.repeats, items.repeats)
+    totals.steepest = max(totals.steepest, float(items.a.max(initial=0.0)))
 
 
 def _add_exact(out: ScaleSums, where: Index | slice, exact: ExactResult) -> None:
@@ -291,8 +297,7 @@ def model_stage(task: ScaleTask, theta: F64, sums: ScaleSums) -> ModelResult:
     gradient = sums.gradient + ridge * theta
     residual = np.abs(gradient) / np.sqrt(np.maximum(sums.information + ridge, 1e-300))
     if not task.has_table:
-        limit = 0.5 * float(task.nodes.slope(np.array([0.5 * (task.nodes.count - 1)]))[0])
-        new = newton_abilities(theta, sums.gradient, sums.information, ridge, limit)
+        new = newton_abilities(theta, sums.gradient, sums.information, ridge, task.steepest)
         return ModelResult(new, sums.information, residual)
     assert sums.table is not None
     tabulated, _ = interpolate(task.nodes, sums.table, theta)

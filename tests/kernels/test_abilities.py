@@ -33,6 +33,10 @@ class Equations:
         p = expit(np.outer(theta, self.a) + self.b)
         return (self.n * self.a**2 * p * (1 - p)).sum(axis=1)
 
+    def objective(self, theta: np.ndarray, ridge: float) -> np.ndarray:
+        loss = (self.n * np.logaddexp(0.0, np.outer(theta, self.a) + self.b)).sum(axis=1)
+        return loss - self.score * theta + 0.5 * ridge * theta**2
+
     def roots(self, ridge: float) -> np.ndarray:
         def one(i: int) -> float:
             def f(t: float) -> float:
@@ -101,18 +105,21 @@ def test_the_correction_makes_the_fixed_point_exact(steep):
         np.testing.assert_allclose(theta, roots, atol=1e-9)
 
 
-def test_newton_steps_from_exact_sums_end_at_the_root_and_respect_the_limit():
+def test_newton_steps_from_exact_sums_end_at_the_root_and_descend():
     equations = Equations(4)
     roots = equations.roots(0.2)
-    theta = np.zeros(N_MODELS)
-    for _ in range(40):
-        residual = equations.gradient(theta) - equations.score
-        moved = newton_abilities(theta, residual, equations.information(theta), 0.2, 0.25)
-        assert (np.abs(moved - theta) <= 0.25 + 1e-12).all()
-        theta = moved
+    theta = np.full(N_MODELS, 6.0)  # where a whole step would overshoot
+    steepest = float(equations.a.max())
+    value = equations.objective(theta, 0.2)
+    for _ in range(60):
+        gradient = equations.gradient(theta) - equations.score
+        theta = newton_abilities(theta, gradient, equations.information(theta), 0.2, steepest)
+        after = equations.objective(theta, 0.2)
+        assert (after <= value + 1e-12 * np.abs(value)).all()
+        value = after
     np.testing.assert_allclose(theta, roots, atol=1e-9)
 
 
 def test_a_model_without_information_stays_finite():
     moved = newton_abilities(np.zeros(2), np.array([5.0, -5.0]), np.zeros(2), 0.0, 0.5)
-    assert moved.tolist() == [-0.5, 0.5]
+    assert np.isfinite(moved).all()
