@@ -107,7 +107,7 @@ class SolverConfig:
     tolerance: float = _within(1e-4, 0, above=True)
     paper_tolerance: float = _within(1e-4, 0, above=True)
     objective_tolerance: float = _within(1e-9, 0)
-    max_iterations: int = _within(200, 1)
+    max_iterations: int = _within(500, 1)
     anderson_depth: int = _within(4, 0, 20)
     node_spacing: float = _within(0.2, 0, 2, above=True)
     min_nodes: int = _within(32, 16, 4096)

@@ -27,6 +27,9 @@ TINY = 1e-300
 EXPONENT = 500.0
 """Largest |x| given to the exponential: P is 0 or 1 to the last bit long before, and nothing overflows."""
 
+LONGEST_STEP = 1e4
+"""Longest step of a or b in one repeat."""
+
 SURE_CHANGE = 1.7
 """Largest change of x for which a whole Newton step is certain to lower the objective; see `safe_share`."""
 
@@ -147,9 +150,9 @@ def _evaluate(problem: ItemProblem, a: F64, b: F64, majorizer: Majorizer) -> _St
     return _State(
         grad_a=sums[1] - problem.weighted + problem.ridge_a * a,
         grad_b=sums[0] - problem.successes + problem.ridge_b * b,
-        aa=sums[4] + problem.ridge_a,
+        aa=np.maximum(sums[4], 0.0) + problem.ridge_a,  # interpolation weights may be negative, curvature is not
         ab=sums[3],
-        bb=sums[2] + problem.ridge_b,
+        bb=np.maximum(sums[2], 0.0) + problem.ridge_b,
     )
 
 
@@ -176,10 +179,9 @@ def newton_step(a: F64, grad_a: F64, grad_b: F64, aa: F64, ab: F64, bb: F64) -> 
     """
     bb = np.maximum(bb, TINY)
     aa = np.maximum(aa, TINY)
-    schur = np.maximum(aa - ab * ab / bb, 1e-12 * aa)
-    da = -(grad_a - ab * grad_b / bb) / schur
-    da = np.maximum(da, -a)
-    db = -(grad_b + ab * da) / bb
+    schur = np.maximum(aa - ab * ab / bb, 1e-9 * aa)
+    da = np.clip(-(grad_a - ab * grad_b / bb) / schur, -a, LONGEST_STEP)
+    db = np.clip(-(grad_b + ab * da) / bb, -LONGEST_STEP, LONGEST_STEP)
     square = aa * da * da + 2.0 * ab * da * db + bb * db * db
     return da, db, np.sqrt(np.maximum(square, 0.0))
 

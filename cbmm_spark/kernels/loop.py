@@ -60,7 +60,7 @@ class LoopOptions:
 
     tolerance: float = 1e-4
     objective_tolerance: float = 1e-9
-    max_iterations: int = 200
+    max_iterations: int = 500
     anderson_depth: int = 4
     node_spacing: float = 0.2
     min_nodes: int = 32

@@ -120,7 +120,7 @@ def test_five_items_from_nodes():
 @pytest.mark.parametrize("n_items", [5, 20])
 def test_thousands_of_models_and_few_items(n_items):
     n, k = drawn(5000 if n_items == 5 else 20_000, n_items, seed=1)
-    assert fit(n, k, options=LoopOptions(max_iterations=200)).converged
+    assert fit(n, k).converged
 
 
 # ------------------------------------------------------------------------------------- temperature, penalty
