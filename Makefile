@@ -11,7 +11,6 @@ CLEAN_ENV := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 
 # A minute's work on two cores: Java's optimising compiler would take half of it and not earn it back.
 QUICK_JAVA   := --set spark.conf.spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1
-DEMO_OPTIONS := --config conf/local.toml --warehouse $(DEMO)/warehouse $(QUICK_JAVA)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -22,9 +21,7 @@ help:
 
 ## make rescore      set up, simulate a leaderboard history, ingest, fit, publish, print the top of the ranking
 rescore: $(STAMPS)/jars
-	@$(BIN)/cbmm-spark simulate --config conf/local.toml --out $(DEMO)/history --output text
-	@$(BIN)/cbmm-spark ingest $(DEMO_OPTIONS) --input $(DEMO)/history/history.parquet --output text
-	@$(BIN)/cbmm-spark rescore $(DEMO_OPTIONS) --truth $(DEMO)/history --output text
+	@$(BIN)/python -m cbmm_spark.demo $(DEMO) --config conf/local.toml --output text
 
 ## make test         set up and run the whole test-suite (PYTEST_ARGS="-k config" for a part of it)
 test: $(STAMPS)/test $(STAMPS)/jars
