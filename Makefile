@@ -9,9 +9,6 @@ DEMO    := demo
 # The kernels' speed depends on these two; a shell may have set them for something else.
 CLEAN_ENV := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 
-# A minute's work on two cores: Java's optimising compiler would take half of it and not earn it back.
-QUICK_JAVA   := --set spark.conf.spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1
-
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup rescore test test-faults lint bench dist clean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -108,16 +109,21 @@ def _real() -> Iterator[tuple[str, tuple[Matrix, Matrix]]]:
         if not path.exists():
             print(f"{name}: left out, {path.name} is not in ../shared/data")
             continue
-        table = pq.read_table(path)
-        score = "score" if "score" in table.column_names else "correct"
-        table = table.filter(pc.is_valid(table[score]))
-        _, model = np.unique(table["model"].to_numpy().astype(str), return_inverse=True)
-        _, item = np.unique(table["item"].to_numpy().astype(str), return_inverse=True)
-        shape = (int(model.max()) + 1, int(item.max()) + 1)
-        attempts, successes = np.zeros(shape), np.zeros(shape)
-        np.add.at(attempts, (model, item), 1.0)
-        np.add.at(successes, (model, item), table[score].cast("float64").to_numpy())
-        yield name, (attempts, successes)
+        yield name, matrices(path)
+
+
+def matrices(path: Path) -> tuple[Matrix, Matrix]:
+    """Return attempts and successes of a long Parquet file, shape (n_models, n_items); no score is missing."""
+    table = pq.read_table(path)
+    score = "score" if "score" in table.column_names else "correct"
+    table = table.filter(pc.is_valid(table[score]))
+    _, model = np.unique(table["model"].to_numpy().astype(str), return_inverse=True)
+    _, item = np.unique(table["item"].to_numpy().astype(str), return_inverse=True)
+    shape = (int(model.max()) + 1, int(item.max()) + 1)
+    attempts, successes = np.zeros(shape), np.zeros(shape)
+    np.add.at(attempts, (model, item), 1.0)
+    np.add.at(successes, (model, item), table[score].cast("float64").to_numpy())
+    return attempts, successes
 
 
 def _simulated() -> Iterator[tuple[str, Any]]:
