@@ -145,10 +145,10 @@ def _inputs(
     spark: SparkSession, warehouse: Warehouse, config: Config, as_of: dt.date | None, listener: Listener
 ) -> Inputs:
     """Pin what is read: the stored blocks, or for an earlier day tiles of the responses up to it."""
+    version = warehouse.version("responses")  # first of all: a warehouse without responses is told so
     total = n_models(warehouse)
     items = warehouse.read("items", warehouse.version("items"))
     if as_of is not None:
-        version = warehouse.version("responses")
         responses = warehouse.read("responses", version)
         end = dt.datetime.combine(as_of + dt.timedelta(days=1), dt.time(), dt.UTC)
         late = F.col("evaluated_at").isNotNull() & (F.col("evaluated_at") >= F.lit(end))
