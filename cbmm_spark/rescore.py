@@ -387,6 +387,11 @@ def _warnings(fits: dict[str, ScaleFit], scales: Scales, config: Config) -> list
                 f"{config.rescore.min_items}: joint estimation is ill-posed there; read its abilities as a smoothed "
                 "accuracy, or use marginal maximum likelihood (docs/method.md)"
             )
+        if fit.models_at_bound or fit.items_at_bound:
+            found.append(
+                f"scale {name!r} has {fit.models_at_bound} models and {fit.items_at_bound} items whose estimates "
+                "without a penalty are infinite: they stand at a bound; set the lambdas of [solver] above 0"
+            )
         if fit.components.max() > 1:
             found.append(
                 f"scale {name!r} falls into {fit.components.max()} groups of models that share no item: ranks hold "

@@ -27,6 +27,11 @@ TINY = 1e-300
 EXPONENT = 500.0
 """Largest |x| given to the exponential: P is 0 or 1 to the last bit long before, and nothing overflows."""
 
+LARGEST_A, LARGEST_B, LARGEST_THETA = 30.0, 40.0, 10.0
+"""Bounds of discrimination, easiness and ability where they have no penalty, in the gauge of the start (abilities of
+mean 0
+and sd 1): beyond them no probability changes that data could tell, and without them some optima would be infinite."""
+
 LONGEST_STEP = 1e4
 """Longest step of a or b in one repeat."""
 
@@ -109,7 +114,7 @@ def initial_items(problem: ItemProblem) -> tuple[F64, F64]:
 
 
 @dataclass
-class _State:
+class State:
     """Gradient and curvature of every item at one point."""
 
     grad_a: F64
@@ -118,11 +123,11 @@ class _State:
     ab: F64
     bb: F64
 
-    def take(self, rows: NDArray[np.int64]) -> _State:
-        return _State(self.grad_a[rows], self.grad_b[rows], self.aa[rows], self.ab[rows], self.bb[rows])
+    def take(self, rows: NDArray[np.int64]) -> State:
+        return State(self.grad_a[rows], self.grad_b[rows], self.aa[rows], self.ab[rows], self.bb[rows])
 
 
-def _evaluate(problem: ItemProblem, a: F64, b: F64, majorizer: Majorizer) -> _State:
+def _evaluate(problem: ItemProblem, a: F64, b: F64, majorizer: Majorizer) -> State:
     t, c = problem.points, problem.weights
     shared = t.ndim == 1
     x = a[:, None] * t
@@ -147,7 +152,7 @@ def _evaluate(problem: ItemProblem, a: F64, b: F64, majorizer: Majorizer) -> _St
     else:
         curve_t = curve * t
         sums = cp.sum(axis=1), (cp * t).sum(axis=1), curve.sum(axis=1), curve_t.sum(axis=1), (curve_t * t).sum(axis=1)
-    return _State(
+    return State(
         grad_a=sums[1] - problem.weighted + problem.ridge_a * a,
         grad_b=sums[0] - problem.successes + problem.ridge_b * b,
         aa=np.maximum(sums[4], 0.0) + problem.ridge_a,  # interpolation weights may be negative, curvature is not
@@ -167,8 +172,41 @@ def item_objective(problem: ItemProblem, a: F64, b: F64) -> F64:
     return loss - linear + 0.5 * (problem.ridge_a * a**2 + problem.ridge_b * b**2)
 
 
-def newton_step(a: F64, grad_a: F64, grad_b: F64, aa: F64, ab: F64, bb: F64) -> tuple[F64, F64, F64]:
-    """Minimise the quadratic model with a + da >= 0: the two-variable NNLS in closed form.
+@dataclass(frozen=True)
+class Box:
+    """Bounds of item parameters: infinite where a penalty keeps them finite, fixed where there is none.
+
+    Attributes
+    ----------
+    a, b
+        0 <= discrimination <= a, |easiness| <= b.
+    """
+
+    a: float
+    b: float
+
+    @classmethod
+    def of(cls, ridge_a: float, ridge_b: float) -> Box:
+        """Return the bounds that go with a penalty."""
+        return cls(np.inf if ridge_a > 0.0 else LARGEST_A, np.inf if ridge_b > 0.0 else LARGEST_B)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether only a >= 0 is left."""
+        return not (np.isfinite(self.a) or np.isfinite(self.b))
+
+
+def newton_step(point: tuple[F64, F64], state: State, box: Box) -> tuple[F64, F64, F64]:
+    """Minimise the quadratic model inside the bounds: the two-variable NNLS in closed form.
+
+    Parameters
+    ----------
+    point
+        (a, b), inside the bounds.
+    state
+        Gradient and curvature there, the ridge included.
+    box
+        Bounds.
 
     Returns
     -------
@@ -177,13 +215,40 @@ def newton_step(a: F64, grad_a: F64, grad_b: F64, aa: F64, ab: F64, bb: F64) -> 
     length
         Its length in the metric of the curvature: the KKT residual in standard errors.
     """
-    bb = np.maximum(bb, TINY)
-    aa = np.maximum(aa, TINY)
+    a, ab = point[0], state.ab
+    bb, aa = np.maximum(state.bb, TINY), np.maximum(state.aa, TINY)
     schur = np.maximum(aa - ab * ab / bb, 1e-9 * aa)
-    da = np.clip(-(grad_a - ab * grad_b / bb) / schur, -a, LONGEST_STEP)
-    db = np.clip(-(grad_b + ab * da) / bb, -LONGEST_STEP, LONGEST_STEP)
+    da = np.clip(-(state.grad_a - ab * state.grad_b / bb) / schur, -a, LONGEST_STEP)
+    db = np.clip(-(state.grad_b + ab * da) / bb, -LONGEST_STEP, LONGEST_STEP)
+    if not box.is_open:
+        da, db = _inside(point, state, box, da, db)
     square = aa * da * da + 2.0 * ab * da * db + bb * db * db
     return da, db, np.sqrt(np.maximum(square, 0.0))
+
+
+def _inside(point: tuple[F64, F64], state: State, box: Box, da: F64, db: F64) -> tuple[F64, F64]:
+    """Return the step given where it stays inside, else the best of the minima along the four edges."""
+    a, b = point
+    bb, aa = np.maximum(state.bb, TINY), np.maximum(state.aa, TINY)
+    best_a, best_b = da, db
+    outside = (a + da > box.a) | (np.abs(b + db) > box.b)
+    best = np.where(outside, np.inf, -np.inf)
+    edges: list[tuple[F64 | None, F64 | None]] = [(edge - a, None) for edge in (0.0, box.a) if np.isfinite(edge)]
+    edges += [(None, edge - b) for edge in (-box.b, box.b) if np.isfinite(edge)]
+    for fixed_a, fixed_b in edges:
+        if fixed_a is not None:
+            step_a = fixed_a
+            step_b = np.clip(-(state.grad_b + state.ab * step_a) / bb, -box.b - b, box.b - b)
+        else:
+            assert fixed_b is not None
+            step_b = fixed_b
+            step_a = np.clip(-(state.grad_a + state.ab * step_b) / aa, -a, box.a - a)
+        value = state.grad_a * step_a + state.grad_b * step_b
+        value += 0.5 * (aa * step_a**2 + bb * step_b**2) + state.ab * step_a * step_b
+        better = value < best
+        best = np.where(better, value, best)
+        best_a, best_b = np.where(better, step_a, best_a), np.where(better, step_b, best_b)
+    return best_a, best_b
 
 
 def solve_items(
@@ -216,11 +281,13 @@ def solve_items(
     a, b = (v.astype(np.float64) for v in (initial_items(problem) if start is None else start))
     residual = np.empty(a.size)
     rows = np.arange(a.size)
+    box = Box.of(problem.ridge_a, problem.ridge_b)
+    a, b = np.clip(a, 0.0, box.a), np.clip(b, -box.b, box.b)
     part, at, bt = problem, a.copy(), b.copy()
     repeats = 0
     while True:
         state = _evaluate(part, at, bt, majorizer)
-        da, db, length = newton_step(at, state.grad_a, state.grad_b, state.aa, state.ab, state.bb)
+        da, db, length = newton_step((at, bt), state, box)
         a[rows], b[rows], residual[rows] = at, bt, length
         busy = np.flatnonzero(length > tolerance)
         if not busy.size or repeats >= max_repeats:

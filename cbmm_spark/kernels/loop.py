@@ -14,6 +14,7 @@ import numpy as np
 
 from cbmm_spark.kernels.anderson import Anderson
 from cbmm_spark.kernels.components import component_numbers
+from cbmm_spark.kernels.items import LARGEST_THETA
 from cbmm_spark.kernels.model import F64, Ridge, best_gauge
 from cbmm_spark.kernels.nodes import Nodes, make_nodes
 from cbmm_spark.kernels.passes import ITEM_TOLERANCE
@@ -136,6 +137,12 @@ class ScaleFit:
     information: F64 = field(default_factory=lambda: np.zeros(0))
     history: list[IterationRecord] = field(default_factory=list)
     items: Mapping[ItemKey, Items] | None = None
+    items_at_bound: int = 0
+
+    @property
+    def models_at_bound(self) -> int:
+        """Models whose ability has no penalty and stands at its bound."""
+        return int(np.count_nonzero(np.abs(self.theta) >= LARGEST_THETA)) if self.ridge.ability <= 0.0 else 0
 
     @property
     def components(self) -> Index:
@@ -214,6 +221,7 @@ class _Driver:
         fit.theta, fit.objective = self.trial, objective
         fit.log_loss = result.totals.loss / max(float(fit.counts.attempts.sum()), 1.0)
         fit.information, fit.item_residual = result.models.information, result.totals.residual
+        fit.items_at_bound = int(result.totals.at_bound)
         fit.ability_residual = float(result.models.residual.max(initial=0.0))
         fit.node_error = result.totals.node_error / max(abs(objective), 1e-300)
         image = self._gauged(result)
@@ -266,6 +274,8 @@ class _Driver:
         fit = self.fit
         image = result.models.theta
         totals = result.totals
+        if min(fit.ridge.ability, fit.ridge.discrimination, fit.ridge.easiness) <= 0.0:
+            return image  # bounds hold in the gauge of the start; no penalty prefers another one
         gauge = best_gauge(
             float(image.sum()), float(image @ image), image.size, totals.a_square, totals.ab_sum, fit.ridge
         )
@@ -284,6 +294,8 @@ class _Driver:
         elif fit.mode == "late" and not self.tables_fail and float(np.abs(step).max(initial=0.0)) > 0.5 * spacing:
             fit.mode = "exact"
         accelerated = self.accelerator.propose(fit.theta, step, weight)
+        if accelerated is not None and fit.ridge.ability <= 0.0:
+            accelerated = np.clip(accelerated, -LARGEST_THETA, LARGEST_THETA)
         self.plain, self.trial = (None, image) if accelerated is None else (image, accelerated)
         if fit.mode != "late" and abs(fit.node_error) > NODE_TOLERANCE and fit.nodes.count < self.most_nodes:
             self.spacing *= 0.5

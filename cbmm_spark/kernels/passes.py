@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from cbmm_spark.kernels.cells import F32, Cells, CountCells, DenseCells, SparseCells, Workspace, weighted_count
-from cbmm_spark.kernels.items import ItemProblem, ItemSolution, newton_step, solve_items
+from cbmm_spark.kernels.items import Box, ItemProblem, ItemSolution, State, newton_step, solve_items
 from cbmm_spark.kernels.model import F64, Ridge
 from cbmm_spark.kernels.nodes import ORDER, Nodes, local_weights, weight_matrix, weight_sums
 
@@ -345,6 +345,7 @@ def exact_block(
     """
     a, b = solution.a.copy(), solution.b.copy()
     ridge_a, ridge_b = view.ridge.discrimination, view.ridge.easiness
+    box = Box.of(ridge_a, ridge_b)
     gradient, information = np.zeros(cells.n_models), np.zeros(cells.n_models)
     residual = np.empty(cells.n_items)
     curvature = tuple(np.empty(cells.n_items) for _ in range(3))
@@ -356,7 +357,8 @@ def exact_block(
             sums, model_sums = exact_sums(cells, items, view.theta, a[items], b[items])
             grad_a = sums.theta_p - weighted[items] + ridge_a * a[items]
             grad_b = sums.p - cells.successes[items] + ridge_b * b[items]
-            da, db, length = newton_step(a[items], grad_a, grad_b, sums.aa + ridge_a, sums.ab, sums.bb + ridge_b)
+            state = State(grad_a, grad_b, sums.aa + ridge_a, sums.ab, sums.bb + ridge_b)
+            da, db, length = newton_step((a[items], b[items]), state, box)
             open_items = length > tolerance
             if not open_items.any() or attempt == 5:
                 break
@@ -385,6 +387,7 @@ def exact_block(
 def evaluate_block(cells: Cells, view: ScaleView, a: F64, b: F64) -> ExactResult:
     """Evaluate a block exactly at given item parameters; the residual is their distance from the items' optimum."""
     ridge_a, ridge_b = view.ridge.discrimination, view.ridge.easiness
+    box = Box.of(ridge_a, ridge_b)
     weighted = item_moments(cells, [view])[0][1]
     gradient, information = np.zeros(cells.n_models), np.zeros(cells.n_models)
     residual = np.empty(cells.n_items)
@@ -394,7 +397,8 @@ def evaluate_block(cells: Cells, view: ScaleView, a: F64, b: F64) -> ExactResult
         sums, (part, more) = exact_sums(cells, items, view.theta, a[items], b[items])
         grad_a = sums.theta_p - weighted[items] + ridge_a * a[items]
         grad_b = sums.p - cells.successes[items] + ridge_b * b[items]
-        residual[items] = newton_step(a[items], grad_a, grad_b, sums.aa + ridge_a, sums.ab, sums.bb + ridge_b)[2]
+        state = State(grad_a, grad_b, sums.aa + ridge_a, sums.ab, sums.bb + ridge_b)
+        residual[items] = newton_step((a[items], b[items]), state, box)[2]
         curvature[0][items], curvature[1][items], curvature[2][items] = sums.aa, sums.ab, sums.bb
         loss += sums.loss
         gradient += part

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cbmm_spark.kernels.abilities import interpolate, newton_abilities, solve_from_table
 from cbmm_spark.kernels.cells import F32, Block, Cells, CountCells, DenseCells, SparseCells, Workspace
 from cbmm_spark.kernels.components import block_groups, join_labels, merge_labels
-from cbmm_spark.kernels.items import ItemSolution
+from cbmm_spark.kernels.items import LARGEST_THETA, Box, ItemSolution
 from cbmm_spark.kernels.model import F64, Ridge, standard_gauge
 from cbmm_spark.kernels.nodes import Nodes, weight_matrix
 from cbmm_spark.kernels.passes import (
@@ -127,6 +127,7 @@ class Totals:
     residual: float = 0.0
     repeats: float = 0.0
     steepest: float = 0.0
+    at_bound: float = 0.0
 
     def add(self, other: Totals) -> None:
         """Merge: sums add, of the others the larger one stays."""
@@ -138,6 +139,7 @@ class Totals:
         self.residual = max(self.residual, other.residual)
         self.repeats = max(self.repeats, other.repeats)
         self.steepest = max(self.steepest, other.steepest)
+        self.at_bound += other.at_bound
 
 
 @dataclass
@@ -248,6 +250,8 @@ def _add_items(totals: Totals, ridge: Ridge, items: ItemSolution, residual: F64)
     totals.residual = max(totals.residual, float(residual.max(initial=0.0)))
     totals.repeats = max(totals.repeats, items.repeats)
     totals.steepest = max(totals.steepest, float(items.a.max(initial=0.0)))
+    box = Box.of(ridge.discrimination, ridge.easiness)
+    totals.at_bound += float(np.count_nonzero((items.a >= box.a) | (np.abs(items.b) >= box.b)))
 
 
 def _add_exact(out: ScaleSums, where: Index | slice, exact: ExactResult) -> None:
@@ -290,19 +294,21 @@ def model_stage(task: ScaleTask, theta: F64, sums: ScaleSums) -> ModelResult:
         Their sums.
     """
     ridge = task.ridge.ability
+    bound = np.inf if ridge > 0.0 else LARGEST_THETA
     if task.mode == "nodes":
         assert sums.table is not None
         update = solve_from_table(task.nodes, sums.table, sums.score, ridge)
-        return ModelResult(update.theta, update.information, np.zeros_like(theta))
+        return ModelResult(np.clip(update.theta, -bound, bound), update.information, np.zeros_like(theta))
     gradient = sums.gradient + ridge * theta
+    gradient = np.where((np.abs(theta) >= bound) & (gradient * theta < 0.0), 0.0, gradient)  # it pushes outwards
     residual = np.abs(gradient) / np.sqrt(np.maximum(sums.information + ridge, 1e-300))
     if not task.has_table:
         new = newton_abilities(theta, sums.gradient, sums.information, ridge, task.steepest)
-        return ModelResult(new, sums.information, residual)
+        return ModelResult(np.clip(new, -bound, bound), sums.information, residual)
     assert sums.table is not None
     tabulated, _ = interpolate(task.nodes, sums.table, theta)
     update = solve_from_table(task.nodes, sums.table, sums.score, ridge, sums.gradient + sums.score - tabulated)
-    return ModelResult(update.theta, sums.information, residual)
+    return ModelResult(np.clip(update.theta, -bound, bound), sums.information, residual)
 
 
 # ------------------------------------------------------------------------------------------------ counts
