@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cbmm_spark.kernels.dense import Block
+from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.items import LARGEST_A, LARGEST_B
 from cbmm_spark.kernels.model import Ridge
 from cbmm_spark.kernels.nodes import make_nodes
