@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import datetime
 import glob
+import logging
 import signal
 import sys
 import traceback
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 2 bad configuration or command line, 3 input rejected, 4 not converged, 5 conflict, 130
         interrupted, 1 anything else.
     """
+    logging.getLogger().addFilter(_is_no_interrupt)
     try:
         given = build_parser().parse_args(arguments)
         code = given.command(given)
@@ -70,9 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(code)
 
 
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Keep py4j from telling of a Ctrl-C: that is told in one line at the end."""
+    return "KeyboardInterrupt" not in record.getMessage()
+
+
 def _complain(message: str) -> None:
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in message)
     with contextlib.suppress(BrokenPipeError):
-        print(f"cbmm-spark: {message}", file=sys.stderr, flush=True)
+        print(f"cbmm-spark: {shown}", file=sys.stderr, flush=True)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -197,6 +205,11 @@ def _ingest(given: argparse.Namespace) -> int:
             **dataclasses.asdict(report),
             table=warehouse.location("responses"),
         )
+        if report.read and not report.accepted:
+            raise InputError(
+                f"none of the {report.read:,} rows of {given.input} is a response; they are in "
+                f"{warehouse.location('quarantine')} with their reasons"
+            )
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import secrets
 import time
@@ -134,7 +135,8 @@ def rescore(
         raise
     except BaseException as error:
         message = str(error) if isinstance(error, CbmmError) else f"{type(error).__name__}: {error}"
-        finish_run(warehouse, key.run_id, "failed", " ".join(message.split())[:1000])
+        with contextlib.suppress(Exception):  # a lost session cannot be told; the next run of the day tidies up
+            finish_run(warehouse, key.run_id, "failed", " ".join(message.split())[:1000])
         raise
     publish(warehouse, key.run_id, key.scored_on)
     clock.lap("publish")

@@ -45,6 +45,11 @@ def choose_scales(config: ScalesConfig, benchmarks: Sequence[str]) -> Scales:
     ConfigError
         No scale is left, a group names a benchmark that is not there, or two scales would have one name.
     """
+    if config.overall and OVERALL in benchmarks and len(benchmarks) > 1:
+        raise ConfigError(
+            f"a benchmark is called {OVERALL!r}, like the scale over all benchmarks: set scales.overall = false, or "
+            "ingest the benchmark under another name (--benchmark)"
+        )
     named: dict[str, frozenset[str]] = {}
     wanted: list[tuple[str, frozenset[str]]] = []
     if config.overall:

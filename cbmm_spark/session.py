@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,9 +69,9 @@ def _submitted(app_name: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    _own_interrupts()
     preflight.check_session(spark)
-    if not (spark.sparkContext.master or "").startswith("local["):
-        preflight.check_workers(spark)
+    preflight.check_workers(spark)
     return spark
 
 
@@ -91,9 +93,20 @@ def _started_here(config: Config, app_name: str) -> SparkSession:
         if not _was_stopped(error):
             raise
         raise ConfigError(f"the Spark master {config.spark.master} did not accept the job: is it running?") from None
+    _own_interrupts()
     if not config.spark.master.startswith("local["):
         preflight.check_workers(spark)
     return spark
+
+
+def _own_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt and nothing else.
+
+    The handler that a SparkContext installs calls the JVM first; in the middle of another call to it that gets the
+    wrong answer, and the interrupt is lost in an AttributeError.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _was_stopped(error: Exception) -> bool:
