@@ -132,6 +132,7 @@ def test_version() -> None:
 @dataclasses.dataclass(frozen=True)
 class Report:
     read: int = 1
+    accepted: int = 1
 
 
 @pytest.fixture
@@ -208,6 +209,24 @@ def test_success_is_0_and_one_json_line(
     line = json.loads(said.out)
     assert (line["event"], line["read"]) == ("ingested", 1)
     assert line["table"] == str(Path.cwd() / "w" / "responses")  # a relative folder counts from where one is
+
+
+def test_an_input_without_a_single_response_is_rejected(
+    without_spark: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], input_file: str
+) -> None:
+    import cbmm_spark.ingest
+
+    monkeypatch.setattr(cbmm_spark.ingest, "ingest", lambda *_a, **_o: Report(read=7, accepted=0))
+    assert cli.main(["ingest", "--input", input_file, "--warehouse", "w"]) == 3
+    said = capfd.readouterr()
+    assert json.loads(said.out)["event"] == "ingested"  # what was refused is told all the same
+    assert said.err.count("\n") == 1
+    assert "none of the 7 rows" in said.err
+
+
+def test_binary_names_in_a_message_are_escaped(capfd: pytest.CaptureFixture[str]) -> None:
+    cli._complain("its columns are: a\x00b\x1b[31m")
+    assert capfd.readouterr().err == "cbmm-spark: its columns are: a\\x00b\\x1b[31m\n"
 
 
 def test_the_session_is_stopped_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_what_cannot_be_is_said_in_one_line(config, says):
 
 
 def test_a_benchmark_called_overall_needs_another_name_of_the_scale():
-    with pytest.raises(ConfigError, match="two scales would be called 'overall'"):
+    with pytest.raises(ConfigError, match="a benchmark is called 'overall'"):
         choose_scales(ScalesConfig(), ["overall", "code"])
     assert choose_scales(ScalesConfig(overall=False), ["overall", "code"]).to_fit["overall"] == {"overall"}
     assert list(choose_scales(ScalesConfig(), ["overall"]).benchmarks) == ["overall"]

@@ -22,7 +22,7 @@ from cbmm_spark.kernels.model import F64
 
 Majorizer = Literal["newton", "tight", "uniform"]
 
-TINY = 1e-300
+TINY = 1e-100
 
 EXPONENT = 500.0
 """Largest |x| given to the exponential: P is 0 or 1 to the last bit long before, and nothing overflows."""
@@ -218,8 +218,10 @@ def newton_step(point: tuple[F64, F64], state: State, box: Box) -> tuple[F64, F6
     a, ab = point[0], state.ab
     bb, aa = np.maximum(state.bb, TINY), np.maximum(state.aa, TINY)
     schur = np.maximum(aa - ab * ab / bb, 1e-9 * aa)
-    da = np.clip(-(state.grad_a - ab * state.grad_b / bb) / schur, -a, LONGEST_STEP)
-    db = np.clip(-(state.grad_b + ab * da) / bb, -LONGEST_STEP, LONGEST_STEP)
+    da = np.maximum(-(state.grad_a - ab * state.grad_b / bb) / schur, -a)
+    db = -(state.grad_b + ab * da) / bb
+    shorter = LONGEST_STEP / np.maximum(np.maximum(np.abs(da), np.abs(db)), LONGEST_STEP)
+    da, db = shorter * da, shorter * db
     if not box.is_open:
         da, db = _inside(point, state, box, da, db)
     square = aa * da * da + 2.0 * ab * da * db + bb * db * db

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cbmm_spark.kernels.cells import Block, Cells, SparseCells, Workspace, weighted_count
+from cbmm_spark.kernels.cells import Block, Cells, CountCells, SparseCells, Workspace, weighted_count
 from cbmm_spark.kernels.model import F64, Ridge
 from cbmm_spark.kernels.passes import pieces
 from cbmm_spark.kernels.stage import Index, ItemKey, Items, columns
@@ -130,7 +130,10 @@ def _sweep_dense(
     loss = 0.0
     for models in pieces(theta.size, MODEL_PIECE):
         n = cells.attempts_of(items, models, attempts).astype(np.float64)
-        k = cells.successes_of(items, models, successes).astype(np.float64)
+        if isinstance(cells, CountCells):
+            k = cells.successes_at(items, models)
+        else:
+            k = cells.successes_of(items, models, successes).astype(np.float64)
         th = theta[models]
         part, piece_loss = _rest(a[:, None] * th + b[:, None], n, k)
         rest[:, models] = part
