@@ -29,6 +29,14 @@ TILE_DDL = (
     "n_responses long, attempted binary, solved binary"
 )
 
+TILE = pa.schema(
+    [
+        ("benchmark", pa.string()), ("item_block", pa.int32()), ("item_start", pa.int32()), ("n_items", pa.int32()),
+        ("model_start", pa.int32()), ("n_models", pa.int32()), ("encoding", pa.string()), ("n_responses", pa.int64()),
+        ("attempted", pa.binary()), ("solved", pa.binary()),
+    ]
+)  # fmt: skip
+
 
 @contextlib.contextmanager
 def session(cores: int = 2, memory: str = "2g") -> Iterator[SparkSession]:
@@ -67,7 +75,7 @@ def _drawn(spark: SparkSession, name: str, world: World) -> DataFrame:
                     "model_start": 1, "n_models": n_models, "encoding": packed.encoding,
                     "n_responses": packed.n_responses, "attempted": packed.attempted, "solved": packed.solved,
                 }  # fmt: skip
-                yield pa.RecordBatch.from_pylist([row])
+                yield pa.RecordBatch.from_pylist([row], schema=TILE)
 
     count = -(-n_items // ITEMS_PER_BLOCK)
     numbers = spark.range(0, count, 1, min(count, 8)).select(F.col("id").cast("int").alias("block"))
