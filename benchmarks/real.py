@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 import time
 from pathlib import Path
@@ -15,30 +16,13 @@ from benchmarks.spark_common import session
 from cbmm_spark.config import Config, IngestConfig
 from cbmm_spark.ingest import ingest
 from cbmm_spark.kernels.dense import Penalty
+from cbmm_spark.output import Progress
 from cbmm_spark.rescore import rescore
 from cbmm_spark.tables import Warehouse
 from tests.oracles import fit_lbfgsb
 
 BY_SCORE = ("misguided_attention",)
 """Data with a rubric score beside the binary one: the score is taken."""
-
-
-class _Quiet:
-    """Hears everything and says nothing."""
-
-    def iteration(
-        self,
-        run_id: str,
-        scale: str,
-        iteration: int,
-        objective: float,
-        max_ability_change: float | None,
-        seconds: float,
-    ) -> None:
-        """One iteration is done."""
-
-    def event(self, name: str, **fields: Any) -> None:
-        """Something happened."""
 
 
 def run() -> None:
@@ -64,7 +48,7 @@ def _measure(spark: SparkSession, name: str, path: Path) -> dict[str, Any]:
         began = time.perf_counter()
         taken = ingest(spark, warehouse, config, str(path))
         ingested = time.perf_counter()
-        done = rescore(spark, warehouse, config, None, _Quiet())
+        done = rescore(spark, warehouse, config, None, Progress("json", io.StringIO()))
         rescored = time.perf_counter()
         scale = done.scales["overall"]
     attempts, successes = matrices(path)
