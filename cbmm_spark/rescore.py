@@ -6,7 +6,7 @@ import contextlib
 import datetime as dt
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -188,11 +188,7 @@ def _fit_and_write(
         if unconverged:
             facts = scale_rows(spark, fits, scales, None, key)
             write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
-            raise NotConvergedError(
-                f"{len(unconverged)} of {len(fits)} scales did not converge in {config.solver.max_iterations} "
-                "iterations "
-                f"({', '.join(unconverged[:5])}); nothing published, raise solver.max_iterations or solver.tolerance"
-            )
+            raise NotConvergedError(_not_converged(fits, unconverged, config.solver.max_iterations))
         items = item_rows(blocks, fits, scales, inputs.items, config.rescore, config.solver.sigma, key)
         with job_description(spark, f"cbmm-spark {key.run_id}: write item parameters"):
             write_results(warehouse, "item_parameters", items, key.run_id, key.scored_on)
@@ -214,6 +210,20 @@ def _fit_and_write(
         {name: warehouse.location(name) for name in (*RESULT_TABLES, *LATEST_TABLES)},
         clock.laps,
         warnings,
+    )
+
+
+def _not_converged(fits: Mapping[str, ScaleFit], unconverged: Sequence[str], iterations: int) -> str:
+    """Return what to do about scales that did not converge."""
+    bounded = [name for name in unconverged if fits[name].models_at_bound or fits[name].items_at_bound]
+    if bounded:
+        advice = f"estimates of {', '.join(bounded[:5])} are infinite without a penalty: set the lambdas of [solver]"
+    else:
+        advice = "raise solver.max_iterations or solver.tolerance"
+    shown = ", ".join(unconverged[:5])
+    return (
+        f"{len(unconverged)} of {len(fits)} scales did not converge in {iterations} iterations ({shown}); "
+        f"nothing published, {advice}"
     )
 
 

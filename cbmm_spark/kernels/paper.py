@@ -230,12 +230,12 @@ def run_paper(
     tolerance
         Relative change of F; 1e-4 is the paper's.
     max_sweeps
-        Bound; a scale that reaches it has converged = False.
+        Bound; a scale that reaches it has converged = False. One more sweep then only measures F where it ended.
     listener
         Called after each sweep.
     """
     fits = [PaperFit(task) for task in tasks]
-    while active := [fit for fit in fits if not fit.converged and len(fit.history) < max_sweeps]:
+    while active := [fit for fit in fits if not fit.converged and len(fit.history) <= max_sweeps]:
         results = run_sweep([fit.task for fit in active])
         for fit in active:
             task, sums = fit.task, results[fit.task.name]
@@ -244,7 +244,7 @@ def run_paper(
             if settled(fit.history, tolerance):
                 # F was measured at the point before this sweep: that point, with its items, is the result
                 fit.converged = True
-            else:
+            elif len(fit.history) <= max_sweeps:
                 theta = update_theta(task, sums)
                 fit.task = PaperTask(task.name, task.benchmarks, task.models, theta, sums.items, task.ridge)
             if listener is not None:
