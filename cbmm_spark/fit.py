@@ -135,9 +135,8 @@ class SparkBlocks:
                     if block.benchmark in benchmarks:
                         count_block(block.cells, block.models, counts.setdefault(name, Counts.zeros(n_models)))
             for name, count in counts.items():
-                arrays = [count.attempts, count.successes, count.items, count.easiness]
                 totals = np.array([count.n_items, count.cells], dtype=np.float64)
-                yield from _chunks(name, arrays, totals)
+                yield from _chunks(name, count.sums, totals)
                 yield _row(name, LABELS, _partition(), count.labels.astype(np.float64))
 
         def add(_scale: str, chunk: int, payloads: list[F64]) -> F64:
@@ -154,13 +153,10 @@ class SparkBlocks:
             if chunk == LABELS:
                 result[name].labels = values.astype(np.int64)
                 continue
-            part = values.reshape(4, -1)
+            sums = result[name].sums
+            part = values.reshape(len(sums), -1)
             where = slice(chunk * MODEL_CHUNK, chunk * MODEL_CHUNK + part.shape[1])
-            for target, source in zip(
-                (result[name].attempts, result[name].successes, result[name].items, result[name].easiness),
-                part,
-                strict=True,
-            ):
+            for target, source in zip(sums, part, strict=True):
                 target[where] = source
         return result
 

@@ -27,6 +27,7 @@ from cbmm_spark.kernels.stage import Counts, ScaleTask
 from cbmm_spark.pack import model_benchmarks, n_models, pack, tiles_of
 from cbmm_spark.publish import finish_run, publish, start_run, write_results
 from cbmm_spark.results import RunKey, ability_rows, item_rows, iteration_rows, scale_rows
+from cbmm_spark.scale_flags import scale_flags
 from cbmm_spark.scales import Scales, choose_scales
 from cbmm_spark.tables import Warehouse
 
@@ -186,7 +187,7 @@ def _fit_and_write(
         unconverged = [name for name, fit in fits.items() if not fit.converged]
         write_results(warehouse, "run_iterations", iteration_rows(spark, fits, scales, key), key.run_id, key.scored_on)
         if unconverged:
-            facts = scale_rows(spark, fits, scales, None, key)
+            facts = scale_rows(spark, fits, scales, config.rescore, None, key)
             write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
             raise NotConvergedError(_not_converged(fits, unconverged, config.solver.max_iterations))
         items = item_rows(blocks, fits, scales, inputs.items, config.rescore, config.solver.sigma, key)
@@ -198,9 +199,11 @@ def _fit_and_write(
         written = warehouse.read("item_parameters").where(
             (F.col("scored_on") == F.lit(key.scored_on)) & (F.col("run_id") == key.run_id)
         )
-        write_results(warehouse, "run_scales", scale_rows(spark, fits, scales, written, key), key.run_id, key.scored_on)
+        facts = scale_rows(spark, fits, scales, config.rescore, written, key)
+        write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
     clock.lap("write")
-    warnings = tuple(_warnings(fits, scales, config))
+    flags = [flag for name, source in scales.fitted.items() for flag in scale_flags(name, fits[source], config.rescore)]
+    warnings = tuple(flag.sentence for flag in flags)
     for warning in warnings:
         listener.event("warning", message=warning)
     return RescoreReport(
@@ -387,31 +390,6 @@ def loop_options(config: SolverConfig) -> LoopOptions:
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
     )
-
-
-def _warnings(fits: dict[str, ScaleFit], scales: Scales, config: Config) -> list[str]:
-    found = []
-    for name, source in scales.fitted.items():
-        fit = fits[source]
-        if fit.counts.n_items < config.rescore.min_items:
-            found.append(
-                f"scale {name!r} has {fit.counts.n_items} items, fewer than rescore.min_items = "
-                f"{config.rescore.min_items}: joint estimation is ill-posed there; read its abilities as a smoothed "
-                "accuracy, or use marginal maximum likelihood (docs/method.md)"
-            )
-        if fit.models_at_bound or fit.items_at_bound:
-            found.append(
-                f"scale {name!r} has {fit.models_at_bound} models and {fit.items_at_bound} items whose estimates "
-                "without a penalty are infinite: they stand at a bound; set the lambdas of [solver] above 0"
-            )
-        if fit.components.max() > 1:
-            found.append(
-                f"scale {name!r} falls into {fit.components.max()} groups of models that share no item: ranks hold "
-                "within a group (column component), abilities of different groups cannot be compared"
-            )
-        if fit.models.size < 2:
-            found.append(f"scale {name!r} has a single model: its ability has nothing to be compared with")
-    return found
 
 
 def _facts(fit: ScaleFit) -> dict[str, Any]:

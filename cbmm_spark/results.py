@@ -38,6 +38,7 @@ from cbmm_spark.kernels.statistics import (
     spearman,
     wilson,
 )
+from cbmm_spark.scale_flags import scale_flags
 from cbmm_spark.scales import Scales
 from cbmm_spark.tables import SPECS
 
@@ -350,7 +351,12 @@ def _join_reasons(reasons: Mapping[str, NDArray[np.bool_]], n: int) -> list[str 
 
 # ------------------------------------------------------------------------------------------------ runs
 def scale_rows(
-    spark: SparkSession, fits: Mapping[str, ScaleFit], scales: Scales, item_parameters: DataFrame | None, key: RunKey
+    spark: SparkSession,
+    fits: Mapping[str, ScaleFit],
+    scales: Scales,
+    config: RescoreConfig,
+    item_parameters: DataFrame | None,
+    key: RunKey,
 ) -> DataFrame:
     """Return the rows of `run_scales`; discriminations are summarised from the item parameters as written, if any."""
     facts = []
@@ -371,6 +377,7 @@ def scale_rows(
                 "kkt_residual": _value(fit.kkt_residual),
                 "node_error": _value(abs(fit.node_error)),
                 "ability_accuracy_spearman": _value(spearman(fit.theta, accuracy)),
+                "flag_reasons": ";".join(flag.reason for flag in scale_flags(name, fit, config)) or None,
             }
         )
     if item_parameters is None:
@@ -389,7 +396,7 @@ def _facts_frame(spark: SparkSession, facts: Sequence[Mapping[str, object]]) -> 
         [tuple(fact.values()) for fact in facts],
         "scale string, n_models int, n_items int, n_responses long, iterations int, converged boolean, "
         "objective double, log_loss double, accuracy_log_loss double, kkt_residual double, node_error double, "
-        "ability_accuracy_spearman double",
+        "ability_accuracy_spearman double, flag_reasons string",
     )
 
 

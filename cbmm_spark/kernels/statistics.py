@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm, rankdata, spearmanr
+from scipy.stats import chi2, norm, rankdata, spearmanr
 
 from cbmm_spark.kernels.model import F64, Gauge, Ridge
 
@@ -109,3 +109,28 @@ def spearman(x: F64, y: F64) -> float:
     if x.size < 2 or np.ptp(x) == 0.0 or np.ptp(y) == 0.0:
         return float("nan")
     return float(spearmanr(x, y).statistic)
+
+
+def chance_of_scores(successes: F64, expected: F64, variance: F64) -> float:
+    """Return the probability of scores at least as different as these if all models were alike.
+
+    If every model solved each item with the item's own probability, the squared distances of scores from their
+    expectations, in units of their variances, would add up to a chi-square variable: Cochran's test of equal shares
+    (Cochran 1950), extended to unequal items. Where the probability is not small, data hold no sign of a common
+    ability, and discriminations fitted to them describe noise.
+
+    Parameters
+    ----------
+    successes, expected, variance
+        Per model, shape (N,): its score, and mean and variance of it if all models were alike.
+
+    Returns
+    -------
+    float
+        1 where there are fewer than two models with a variance.
+    """
+    seen = variance > 0.0
+    if np.count_nonzero(seen) < 2:
+        return 1.0
+    distance = float(((successes[seen] - expected[seen]) ** 2 / variance[seen]).sum())
+    return float(chi2.sf(distance, np.count_nonzero(seen) - 1))

@@ -30,6 +30,8 @@ FLAG_REASONS = (
     "drifted",
 )
 
+SCALE_FLAG_REASONS = ("few_items", "single_model", "no_signal", "at_bound", "disconnected")
+
 _SCORED_ON = Column("scored_on", "date", "Day (UTC) the leaderboard was scored for", required=True)
 _MADE_BY = "cbmm-spark rescore"
 _COMPONENT = Column(
@@ -189,6 +191,12 @@ RUN_SCALES = TableSpec(
         Column("link_intercept", "double", "B in ability on the reference scale = A * ability + B"),
         Column("n_anchors", "int", "Items the link rests on", COUNT),
         Column("n_drifted", "int", "Common items left out of the link because they drifted", COUNT),
+        Column(
+            "flag_reasons",
+            "string",
+            "Why to read the scale with care, joined by ';' out of " + ", ".join(SCALE_FLAG_REASONS) + "; null where "
+            "nothing is odd",
+        ),
     ),
 )
 

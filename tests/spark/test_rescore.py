@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cbmm_spark.checkpoint import saved_abilities
-from cbmm_spark.config import Config, PackConfig, ScalesConfig, SolverConfig
+from cbmm_spark.config import Config, PackConfig, RescoreConfig, ScalesConfig, SolverConfig
 from cbmm_spark.errors import InputError, NotConvergedError
 from cbmm_spark.kernels.dense import fit_blocks
 from cbmm_spark.kernels.model import standard_gauge
@@ -26,6 +27,7 @@ from tests.spark.helpers import DAY, Heard, Matrix, store
 
 CONFIG = Config(pack=PackConfig(items_per_block=16), solver=SolverConfig(partitions=2))
 ONE_SCALE = Config(pack=PackConfig(items_per_block=16), scales=ScalesConfig(per_benchmark=False))
+THIN = Config(pack=PackConfig(items_per_block=16), scales=ScalesConfig(overall=False))
 TABLES = ("abilities", "item_parameters", "runs", "run_scales", "run_iterations", "latest_abilities",
           "latest_item_parameters")  # fmt: skip
 PERFECT, HOPELESS, SILENT, ONLY_X, ONE_ANSWER = range(5)
@@ -325,25 +327,63 @@ def test_an_earlier_day_leaves_later_responses_out(warehouse: Warehouse) -> None
 
 @pytest.fixture(scope="module")
 def thin(spark: SparkSession, empty_tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Night:
-    """One run over scales that are too thin: a single model, a single item, the five items of LSAT6."""
+    """One run over scales that are too thin: a single model, one or two items, LSAT6, coin flips, two groups."""
     data = load_matrix("lsat6.parquet", 400)
+    flips = np.random.default_rng(1).integers(0, 2, (24, 30)).astype(float)
+    apart = drawn(24, 40, 4)
+    apart[0][:10, 20:], apart[0][10:, :20] = 0.0, 0.0
     parts = {
         "one model": Matrix(*drawn(1, 3, 1)),
         "one item": Matrix(*drawn(12, 1, 3)),
+        "two items": Matrix(*drawn(50, 2, 2)),
         "lsat6": Matrix(data.attempts, data.successes),
+        "coin flips": Matrix(np.ones_like(flips), flips),
+        "apart": Matrix(apart[0], apart[1] * apart[0]),
+        "ordinary": Matrix(*drawn(24, 40, 5)),
     }
     root = shutil.copytree(empty_tables, tmp_path_factory.mktemp("thin") / "warehouse")
-    config = Config(pack=CONFIG.pack, scales=ScalesConfig(overall=False))
+    config = replace(THIN, rescore=RescoreConfig(disconnected="publish"))
     return score(Warehouse(spark, str(root)), parts, config)
 
 
 def test_thin_scales_are_published_finite_and_with_a_warning(thin: Night) -> None:
     check_published(thin)
     assert [e["message"] for e in thin.heard.of("warning")] == list(thin.report.warnings)
-    for scale in ("one model", "one item", "lsat6"):
+    for scale in ("one model", "one item", "two items", "lsat6"):
         assert any(f"'{scale}'" in w and "ill-posed" in w for w in thin.report.warnings)
     assert all(r["converged"] for r in thin.rows("run_scales"))
     assert len(thin.rows("item_parameters", scale="lsat6")) == 5
+
+
+def test_flags_of_scales_say_what_the_warnings_say(thin: Night) -> None:
+    """Cases F3, F4, F6: published never without a flag."""
+    flags = {r["scale"]: set((r["flag_reasons"] or "").split(";")) for r in thin.rows("run_scales")}
+    assert flags["ordinary"] == {""}
+    assert flags["coin flips"] == {"no_signal"}
+    assert flags["apart"] == {"disconnected"}
+    assert "few_items" in flags["two items"]
+    assert flags["one model"] == {"few_items", "single_model"}
+    assert any("'coin flips'" in w and "chance" in w for w in thin.report.warnings)
+    assert sum(len(f - {""}) for f in flags.values()) == len(thin.report.warnings)
+
+
+def test_groups_without_a_common_item_are_never_ranked_together(thin: Night) -> None:
+    rows = thin.rows("abilities", scale="apart")
+    groups = {c: sorted(r["rank"] for r in rows if r["component"] == c) for c in (1, 2)}
+    assert groups == {1: list(range(1, 15)), 2: list(range(1, 11))}
+    items = {r["item_id"]: r["component"] for r in thin.rows("item_parameters", scale="apart")}
+    assert [items[f"item {j + 1:05d}"] for j in range(40)] == [2] * 20 + [1] * 20
+
+
+def test_groups_without_a_common_item_are_refused_unless_asked_for(thin: Night, tmp_path: Path) -> None:
+    copy = Warehouse(thin.warehouse.spark, str(shutil.copytree(thin.warehouse.root, tmp_path / "copy")))
+    with pytest.raises(InputError, match=r"scale 'apart' \(14 \+ 10 models\)") as caught:
+        rescore(copy.spark, copy, THIN, DAY, Heard())
+    assert caught.value.exit_code == 3
+    assert "\n" not in str(caught.value)
+    run = last_published(copy)
+    assert run is not None
+    assert run.run_id == thin.report.run_id
 
 
 def test_a_single_model_is_scored(thin: Night) -> None:
