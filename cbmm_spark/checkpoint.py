@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.kernels.model import F64
 from cbmm_spark.kernels.stage import Index
@@ -15,6 +16,7 @@ from cbmm_spark.tables import SPECS, Warehouse
 _logger = logging.getLogger(__name__)
 
 Saved = tuple[str, int, bytes, bytes]
+_SAVED = ("iteration", "model_indices", "abilities")
 
 
 class AbilitySaver:
@@ -78,10 +80,13 @@ class AbilitySaver:
 
 def saved_abilities(warehouse: Warehouse, run_id: str) -> dict[str, tuple[int, Index, F64]]:
     """Return the last saved (iteration, model numbers, abilities) of every scale of a run."""
-    rows = warehouse.read("run_abilities").where(f"run_id = '{run_id}'").collect()
-    last: dict[str, tuple[int, Index, F64]] = {}
-    for row in rows:
-        if row["scale"] not in last or row["iteration"] > last[row["scale"]][0]:
-            models = np.frombuffer(row["model_indices"], dtype="<i4").astype(np.int64)
-            last[row["scale"]] = (row["iteration"], models, np.frombuffer(row["abilities"], dtype="<f8").copy())
-    return last
+    rows = warehouse.read("run_abilities").where(F.col("run_id") == run_id)
+    last = rows.groupBy("scale").agg(F.max_by(F.struct(*_SAVED), "iteration").alias("last")).select("scale", "last.*")
+    return {
+        row["scale"]: (
+            row["iteration"],
+            np.frombuffer(row["model_indices"], dtype="<i4").astype(np.int64),
+            np.frombuffer(row["abilities"], dtype="<f8").copy(),
+        )
+        for row in last.collect()  # one a scale
+    }

@@ -113,6 +113,7 @@ class SolverConfig:
     min_nodes: int = _within(32, 16, 4096)
     max_nodes: int = _within(96, 16, 4096)
     partitions: int = _within(0, 0)
+    warm_start: bool = True
     starts: int = _within(1, 1, 1000)
     seed: int = _within(20260511, 0)
 

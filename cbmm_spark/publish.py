@@ -260,10 +260,13 @@ def refresh_latest(warehouse: Warehouse, rewritten: str | None = None) -> None:
     raise ConflictError("other runs keep publishing; the latest_* tables may be one run behind, run again")
 
 
-def last_published(warehouse: Warehouse) -> Run | None:
-    """The published run of the greatest day, then of the latest start; None before the first."""
+def last_published(warehouse: Warehouse, before: dt.date | None = None) -> Run | None:
+    """The published run of the greatest day (earlier than `before`), then of the latest start; None without one."""
     newest = (F.desc("scored_on"), F.desc("started_at"), F.desc("run_id"))
-    row = warehouse.read("runs").where("status = 'published'").orderBy(*newest).select(*Run._fields).first()
+    runs = warehouse.read("runs").where("status = 'published'")
+    if before is not None:
+        runs = runs.where(F.col("scored_on") < F.lit(before))
+    row = runs.orderBy(*newest).select(*Run._fields).first()
     return None if row is None else Run(**row.asDict())
 
 

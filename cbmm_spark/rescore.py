@@ -30,6 +30,7 @@ from cbmm_spark.results import RunKey, ability_rows, item_rows, iteration_rows, 
 from cbmm_spark.scale_flags import scale_flags
 from cbmm_spark.scales import Scales, choose_scales
 from cbmm_spark.tables import Warehouse
+from cbmm_spark.warm import earlier_abilities
 
 RESULT_TABLES = ("abilities", "item_parameters", "runs", "run_scales", "run_iterations")
 LATEST_TABLES = ("latest_abilities", "latest_item_parameters")
@@ -252,11 +253,14 @@ def fit_scales(
         check_connected(counts)
     penalty = penalty_of(config)
     options = loop_options(config)
+    known: dict[str, F64] = {}
+    if warehouse is not None and config.warm_start and config.method != "paper":
+        known = earlier_abilities(warehouse, key.scored_on, scales.to_fit, total_models, listener.event)
     fits: dict[str, ScaleFit] = {}
     for name, benchmarks in scales.to_fit.items():
         count = counts[name]
         ridge = penalty.of_scale(count.n_items, int(np.count_nonzero(count.attempts))).for_temperature(config.sigma)
-        fits[name] = start_scale(name, benchmarks, count, ridge, options)
+        fits[name] = start_scale(name, benchmarks, count, ridge, options, known=known.get(name))
     saver = AbilitySaver(warehouse, key.run_id) if warehouse is not None else None
 
     def tell(record: IterationRecord, theta: F64) -> None:

@@ -64,6 +64,7 @@ def fit_blocks(
     sigma: float = 1.0,
     options: LoopOptions | None = None,
     start: Mapping[str, F64] | None = None,
+    known: Mapping[str, F64] | None = None,
     listener: Listener | None = None,
 ) -> dict[str, ScaleFit]:
     """Fit scales to blocks held in memory.
@@ -80,8 +81,8 @@ def fit_blocks(
         Ridge weights, for parameters as reported (not divided by sigma).
     sigma
         Temperature.
-    options, start, listener
-        See `loop`.
+    options, start, known, listener
+        See `loop`; starts by scale name.
 
     Returns
     -------
@@ -95,7 +96,8 @@ def fit_blocks(
         present = int(np.count_nonzero(counts[name].attempts))
         ridge = penalty.of_scale(counts[name].n_items, present).for_temperature(sigma)
         theta = None if start is None else start.get(name)
-        fits.append(start_scale(name, benchmarks, counts[name], ridge, options, theta))
+        earlier = None if known is None else known.get(name)
+        fits.append(start_scale(name, benchmarks, counts[name], ridge, options, theta, earlier))
     alternate(fits, lambda tasks: run_blocks(blocks, tasks), options, listener)
     return {fit.name: fit for fit in fits}
 

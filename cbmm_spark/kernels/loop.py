@@ -28,6 +28,7 @@ from cbmm_spark.kernels.stage import (
     ScaleTask,
     Totals,
     initial_abilities,
+    warm_abilities,
 )
 
 RELATIVE_ROUNDING = 1e-12
@@ -44,6 +45,9 @@ NODE_TOLERANCE = 1e-6
 
 REFINED_TABLE = 2_000_000
 """Entries (models x nodes) up to which a grid may be refined beyond `max_nodes`, as steep items need it."""
+
+WARM_SHARE = 0.9
+"""Share of models with an earlier ability from which on a fit begins with exact iterations."""
 
 SWITCH_CHANGE = 0.1
 """Change of ability, in standard errors, below which iterations leave the nodes."""
@@ -162,6 +166,7 @@ def start_scale(
     ridge: Ridge,
     options: LoopOptions,
     theta: F64 | None = None,
+    known: F64 | None = None,
 ) -> ScaleFit:
     """Prepare a scale for the loop: abilities from accuracy (or as given), nodes, mode.
 
@@ -171,13 +176,19 @@ def start_scale(
         Of all models, shape (M,); at least one model must have responses.
     theta
         Start for all models, shape (M,); from accuracy where not given.
+    known
+        Abilities of an earlier fit to start from instead, shape (M,), NaN for models it did not have.
     """
     models = np.flatnonzero(counts.attempts > 0)
     own = counts.of(models)
-    start = initial_abilities(own) if theta is None else theta[models]
+    if theta is not None:
+        start = theta[models]
+    else:
+        start = initial_abilities(own) if known is None else warm_abilities(own, known[models])
     nodes = make_nodes(start, options.node_spacing, options.min_nodes, options.max_nodes)
     small = counts.cells <= options.exact_below or counts.n_items < NODE_ITEMS
-    mode: Mode = "exact" if small else "nodes"
+    near = known is not None and np.count_nonzero(np.isfinite(known[models])) >= WARM_SHARE * models.size
+    mode: Mode = "exact" if small or near else "nodes"
     return ScaleFit(name, benchmarks, ridge, models, own, start, nodes, mode)
 
 

@@ -55,6 +55,10 @@ items
 go on on their own cells. An item's objective is within half its square of the minimum."""
 
 
+WARM_MODELS = 3
+"""Models with an earlier ability from which on a start from them makes sense."""
+
+
 @dataclass(frozen=True)
 class ScaleTask:
     """What a pass must know of one scale; small enough to travel in a closure.
@@ -442,3 +446,28 @@ def initial_abilities(counts: Counts) -> F64:
     share = (counts.successes + 0.5) / (counts.attempts + 1.0)
     raw = np.log(share) - np.log1p(-share) - counts.easiness / np.maximum(counts.attempts, 1.0)
     return standard_gauge(raw).abilities(raw)
+
+
+def warm_abilities(counts: Counts, known: F64) -> F64:
+    """Return the start from abilities of an earlier fit; models it did not have are placed by their accuracy.
+
+    Parameters
+    ----------
+    counts
+        Of the scale's models, shape (N,).
+    known
+        Their earlier abilities, NaN where there is none.
+
+    Returns
+    -------
+    ndarray
+        On the scale of the earlier fit: what the new models' accuracies mean there is told by a line through the
+        models of both. Where fewer than `WARM_MODELS` are known, or accuracy does not rise with ability among
+        them, the start from accuracy.
+    """
+    cold = initial_abilities(counts)
+    old = np.isfinite(known)
+    if np.count_nonzero(old) < WARM_MODELS or np.ptp(cold[old]) == 0.0:
+        return cold
+    slope, origin = np.polyfit(cold[old], known[old], 1)
+    return np.where(old, known, slope * cold + origin) if slope > 0.0 else cold

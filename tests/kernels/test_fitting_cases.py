@@ -9,7 +9,7 @@ import pytest
 
 from cbmm_spark.kernels.dense import fit_blocks, item_solution
 from cbmm_spark.kernels.loop import LoopOptions, ScaleFit
-from cbmm_spark.kernels.statistics import ability_errors
+from cbmm_spark.kernels.statistics import ability_errors, chance_of_scores
 from tests.kernels.layouts import blocks_of, drawn
 from tests.oracles import fit_lbfgsb
 
@@ -89,6 +89,34 @@ def test_f11_columns_that_stop_other_software(kind):
     if kind == "identical":
         np.testing.assert_allclose(found.a[10:20], found.a[10], rtol=1e-9)
         np.testing.assert_allclose(found.b[10:20], found.b[10], rtol=1e-9)
+
+
+@pytest.mark.parametrize("options", [LoopOptions(exact_below=0), LoopOptions()], ids=["nodes first", "exact"])
+def test_f11_a_column_beside_its_opposite_has_no_slope_in_one_of_them(options):
+    n, k = drawn(20, 100, seed=3)
+    k[:, 5], k[:, 7] = k[:, 4], 1 - k[:, 6]
+    found = Found(n, k, options=options)
+    found.check()
+    assert found.a[4] == pytest.approx(found.a[5], abs=1e-6)
+    assert min(found.a[6], found.a[7]) == 0.0
+
+
+# ------------------------------------------------------------------------------------- F3, F6
+def test_f3_shuffled_columns_are_fitted_without_a_confident_slope():
+    n, k = drawn(24, 12, seed=3)
+    rng = np.random.default_rng(3)
+    for j in range(12):
+        rng.shuffle(k[:, j])
+    found = Found(n, k)
+    found.check()
+    assert chance_of_scores(found.fit.counts.successes, found.fit.counts.expected, found.fit.counts.variance) > 0.01
+
+
+def test_f6_groups_without_a_common_item_are_told_apart():
+    n, k = np.kron(np.eye(2), np.ones((20, 15))), drawn(40, 30, seed=3)[1]
+    found = Found(n, k)
+    found.check()
+    np.testing.assert_array_equal(found.fit.components, np.repeat([1, 2], 20))
 
 
 # ------------------------------------------------------------------------------------- F5, F10

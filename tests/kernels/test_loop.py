@@ -9,6 +9,7 @@ import pytest
 
 from cbmm_spark.kernels.dense import Block, Penalty, fit_blocks, item_solution
 from cbmm_spark.kernels.loop import LoopOptions, ScaleFit
+from cbmm_spark.kernels.stage import initial_abilities, warm_abilities
 from tests.kernels.layouts import LAYOUTS, blocks_of, cells_of, drawn
 from tests.oracles import OracleFit, fit_lbfgsb, load_matrix
 
@@ -248,65 +249,47 @@ def test_without_acceleration_it_takes_longer_to_the_same_end():
     check_optimal(n, k, fast)
 
 
-# ------------------------------------------------------------------------------------- degenerate input
-@pytest.mark.parametrize("seed", range(4))
-def test_f1_perfect_and_hopeless_models(seed):
-    rng = np.random.default_rng(seed)
-    k = (rng.random((50, 20)) < 0.5).astype(float)
-    k[0], k[49] = 1.0, 0.0
-    found = fit(np.ones_like(k), k)
-    check_optimal(np.ones_like(k), k, found)
-    assert (found.theta[0] >= found.theta).all()
-    assert (found.theta[49] <= found.theta).all()
-    errors = 1 / np.sqrt(found.information + found.ridge.ability)
-    assert errors[[0, 49]].min() > 1.5 * np.median(errors)
-
-
-def test_f2_items_that_everybody_or_nobody_solves():
-    n, k = drawn(60, 6, seed=3)
-    k[:, 0], k[:, 1] = 1.0, 0.0
-    found = fit(n, k)
-    check_optimal(n, k, found)
-    items = item_solution(blocks_of(n, k)[0], found)
-    assert np.isfinite([items.a, items.b]).all()
-    assert items.b[0] > 1.5
-    assert items.b[1] < -1.5
-
-
-def test_f3_no_signal():
-    n, k = drawn(24, 12, seed=3)
-    rng = np.random.default_rng(3)
-    for j in range(12):
-        rng.shuffle(k[:, j])
-    check_optimal(n, k, fit(n, k))
-
-
+# ------------------------------------------------------------------------------------- warm starts
 @pytest.mark.parametrize("options", [NODES_FIRST, EXACT], ids=["nodes first", "exact"])
-def test_f11_identical_reversed_and_constant_columns(options):
-    n, k = drawn(20, 100, seed=3)
-    k[:, 5], k[:, 7], k[:, 8], k[:, 9] = k[:, 4], 1 - k[:, 6], 1.0, 0.0
-    found = fit(n, k, options=options)
-    check_optimal(n, k, found)
-    items = item_solution(blocks_of(n, k)[0], found)
-    assert items.a[4] == pytest.approx(items.a[5], abs=1e-6)
-    assert min(items.a[6], items.a[7]) == 0.0
+@pytest.mark.parametrize("new", [0, 3, 40])
+def test_an_earlier_fit_saves_iterations_and_changes_nothing(new, options):
+    n, k = drawn(120, 90, seed=19, observed=0.9)
+    k *= n
+    earlier = fit(n[new:], k[new:], options=options)
+    known = np.full(120, np.nan)
+    known[new:] = earlier.theta
+    cold, warm = fit(n, k, options=options), fit(n, k, options=options, known={"s": known})
+    check_optimal(n, k, warm)
+    np.testing.assert_allclose(warm.theta, cold.theta, atol=1e-4 * cold.theta.std())
+    assert warm.iteration <= {0: 2, 3: cold.iteration - 1, 40: cold.iteration}[new]
 
 
-def test_f6_two_groups_without_a_common_item():
-    n, k = np.kron(np.eye(2), np.ones((20, 15))), drawn(40, 30, seed=3)[1]
-    check_optimal(n, k * n, fit(n, k * n))
+def test_new_models_are_placed_by_their_accuracy_on_the_earlier_scale():
+    n, k = drawn(200, 150, seed=20)
+    found = fit(n, k)
+    known = 3.0 * found.theta - 7.0
+    known[::4] = np.nan
+    start = warm_abilities(found.counts, known)
+    old = np.isfinite(known)
+    np.testing.assert_array_equal(start[old], known[old])
+    error = start[~old] - (3.0 * found.theta[~old] - 7.0)
+    assert np.abs(error).max() < 3.0 * found.theta.std()
+    assert error.std() < 0.6 * found.theta.std()
 
 
-def test_f10_one_answer():
-    n, k = drawn(60, 40, seed=16)
-    n[0, 1:], n[1:, 39] = 0.0, 0.0
-    n[5, 39] = 1.0
-    found = fit(n, k * n)
-    check_optimal(n, k * n, found)
-    errors = 1 / np.sqrt(found.information + found.ridge.ability)
-    assert errors.argmax() == 0
+@pytest.mark.parametrize("known", ["nothing", "two models", "upside down"])
+def test_where_an_earlier_fit_says_nothing_accuracy_starts(known):
+    n, k = drawn(40, 30, seed=21)
+    counts = fit(n, k).counts
+    values = np.full(40, np.nan)
+    if known == "two models":
+        values[:2] = [0.3, -0.4]
+    if known == "upside down":
+        values = -initial_abilities(counts)
+    np.testing.assert_array_equal(warm_abilities(counts, values), initial_abilities(counts))
 
 
+# ------------------------------------------------------------------------------------- degenerate input
 @pytest.mark.parametrize("shape", [(1, 30), (1, 3), (1, 1), (2, 1), (30, 1), (50, 2)], ids=str)
 @pytest.mark.parametrize("options", [NODES_FIRST, EXACT], ids=["nodes first", "exact"])
 def test_the_smallest_scales_converge_and_are_finite(shape, options):

@@ -292,6 +292,21 @@ def test_permuted_rows_and_a_rerun_give_the_same_tables_once(night: Night, copy_
     check_published(again)
 
 
+def test_the_next_night_begins_where_the_last_one_ended(night: Night, copy_of_night: Warehouse) -> None:
+    heard, cold = Heard(), Heard()
+    config = replace(CONFIG, solver=replace(CONFIG.solver, warm_start=False))
+    report = rescore(copy_of_night.spark, copy_of_night, CONFIG, DAY + dt.timedelta(days=1), heard)
+    assert {e["scale"]: (e["from_run"], e["models"]) for e in heard.of("warm_start")} == {
+        scale: (night.report.run_id, facts["models"]) for scale, facts in night.report.scales.items()
+    }
+    for scale, facts in report.scales.items():
+        assert facts["iterations"] <= 3 < night.report.scales[scale]["iterations"]
+        assert facts["objective"] == pytest.approx(night.report.scales[scale]["objective"], rel=1e-9)
+    again = rescore(copy_of_night.spark, copy_of_night, config, DAY + dt.timedelta(days=1), cold)
+    assert not cold.of("warm_start")
+    assert again.scales["overall"]["iterations"] == night.report.scales["overall"]["iterations"]
+
+
 def test_a_run_that_does_not_converge_publishes_nothing(night: Night, copy_of_night: Warehouse) -> None:
     before = without_run(published(copy_of_night, "abilities").collect())
     config = Config(pack=CONFIG.pack, solver=SolverConfig(max_iterations=1))
