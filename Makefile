@@ -5,6 +5,8 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 STAMPS  := $(VENV)/.stamps
 DEMO    := demo
+# Processes of `make test`, each with a Spark session of its own: much of a small Spark job is one thread planning it.
+WORKERS := 2
 
 # The kernels' speed depends on these two; a shell may have set them for something else.
 CLEAN_ENV := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
@@ -22,7 +24,7 @@ rescore: $(STAMPS)/jars
 
 ## make test         set up and run the whole test-suite (PYTEST_ARGS="-k config" for a part of it)
 test: $(STAMPS)/test $(STAMPS)/jars
-	@$(BIN)/python -m pytest -m "not faults" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not faults" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 ## make test-faults  the tests that kill drivers and executors
 test-faults: $(STAMPS)/test $(STAMPS)/jars

@@ -26,6 +26,10 @@ hypothesis.settings.load_profile("cbmm-spark")
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
+# Compiling a query costs more than running it on a few rows; what users run is compiled, and so are the tests that go
+# through spark-submit or start a cluster.
+NO_CODEGEN = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
+
 # Hundreds of small plans: the optimising compiler takes half of all processor time and never earns it back. Without it
 # the JVM sets 48 MB aside for compiled code instead of 240; a full one stops compiling and says so on standard error.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
@@ -36,6 +40,7 @@ TEST_SPARK = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.maxResultSize": "512m",
     "spark.driver.extraJavaOptions": QUICK_JVM,
+    **NO_CODEGEN,
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import QUICK_JVM
+from tests.conftest import NO_CODEGEN, QUICK_JVM
 from tests.jobs.commands import Done, Run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,7 +31,8 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Run:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     small = ["--set", "spark.master=local[2]", "--set", "spark.driver_memory=2g"]
     small += ["--set", "spark.conf.spark.sql.shuffle.partitions=3"]
-    small += ["--set", f"spark.conf.spark.driver.extraJavaOptions={QUICK_JVM}"]
+    for key, value in {"spark.driver.extraJavaOptions": QUICK_JVM, **NO_CODEGEN}.items():
+        small += ["--set", f"spark.conf.{key}={value}"]
 
     def run(command: str, *arguments: str, **env: str) -> Done:
         program = [sys.executable, "-m", "cbmm_spark.cli", command, *arguments]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.jobs.commands import Run
@@ -29,14 +27,7 @@ def only_a_header(folder: Path) -> Path:
     return path
 
 
-def no_rows(folder: Path) -> Path:
-    path = folder / "no_rows.parquet"
-    names = {"model": pa.string(), "item": pa.string(), "correct": pa.int8()}
-    pq.write_table(pa.schema(names).empty_table(), path)
-    return path
-
-
-@pytest.mark.parametrize("make", [without_columns, not_parquet, only_a_header, no_rows])
+@pytest.mark.parametrize("make", [without_columns, not_parquet, only_a_header])
 def test_an_input_that_holds_no_responses_is_one_line_and_writes_nothing(
     console: Run, tmp_path: Path, make: object
 ) -> None:

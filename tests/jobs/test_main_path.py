@@ -33,17 +33,25 @@ class Nights:
 
 
 @pytest.fixture(scope="module")
-def night(console: Run, history: Path, tmp_path_factory: pytest.TempPathFactory) -> Nights:
-    warehouse = tmp_path_factory.mktemp("night") / "warehouse"
-    at = ("--warehouse", str(warehouse))
+def night(console: Run, history: Path) -> Nights:
+    """A night in a warehouse named from where the commands are run."""
+    at = ("--warehouse", "relative/warehouse")
     ingested = console("ingest", *at, "--input", str(history / "history.parquet"))
     rescored = console("rescore", *at, "--as-of", "2026-11-29")
-    return Nights(warehouse, ingested, rescored)
+    assert (ingested.code, ingested.err) == (0, "")
+    (report,) = ingested.events("ingested")
+    return Nights(Path(report["table"]).parent, ingested, rescored)
 
 
 def test_both_commands_end_well_and_say_nothing_on_standard_error(night: Nights) -> None:
     assert (night.ingested.code, night.ingested.err) == (0, "")
     assert (night.rescored.code, night.rescored.err) == (0, "")
+
+
+def test_a_relative_warehouse_counts_from_where_the_command_is_run(night: Nights) -> None:
+    assert night.warehouse.is_absolute()
+    assert night.warehouse.parts[-2:] == ("relative", "warehouse")
+    assert DeltaTable(str(night.warehouse / "responses")).file_uris()
 
 
 def test_ingest_reports_every_row_of_the_input(night: Nights, history: Path) -> None:
@@ -118,6 +126,15 @@ def test_readers_of_protocol_version_1_are_enough(night: Nights) -> None:
         assert DeltaTable(str(night.warehouse / table)).protocol().min_reader_version == 1, table
 
 
+def check_text(done: Done, warehouse: Path) -> None:
+    """Text ends with the ranking and where the tables are."""
+    assert (done.code, done.err) == (0, "")
+    assert "rank" in done.out
+    assert "ability" in done.out
+    assert str(warehouse / "latest_abilities") in done.out
+    assert "{" not in done.out
+
+
 def test_the_same_night_again_changes_nothing_and_replaces_the_day(night: Nights, console: Run, history: Path) -> None:
     at = ("--warehouse", str(night.warehouse))
     before = {
@@ -130,7 +147,8 @@ def test_the_same_night_again_changes_nothing_and_replaces_the_day(night: Nights
     (report,) = again.events("ingested")
     assert (again.code, report["unchanged"], report["new"]) == (0, report["accepted"], 0)
     assert DeltaTable(str(night.warehouse / "responses")).version() == version
-    assert console("rescore", *at, "--as-of", "2026-11-29").code == 0
+    done = console("rescore", *at, "--as-of", "2026-11-29", "--output", "text", "--set", "rescore.top=5")
+    check_text(done, night.warehouse)
     after = {
         row["model_id"]: row["ability"]
         for row in rows(night.warehouse, "latest_abilities")
@@ -140,26 +158,9 @@ def test_the_same_night_again_changes_nothing_and_replaces_the_day(night: Nights
     assert len(rows(night.warehouse, "latest_abilities")) == 3 * 60
 
 
-def test_text_output_ends_with_the_ranking_and_where_the_tables_are(night: Nights, console: Run) -> None:
-    done = console("rescore", "--warehouse", str(night.warehouse), "--output", "text", "--set", "rescore.top=5")
-    assert (done.code, done.err) == (0, "")
-    assert "rank" in done.out
-    assert "ability" in done.out
-    assert str(night.warehouse / "latest_abilities") in done.out
-    assert "{" not in done.out
-
-
 def test_a_fit_that_does_not_converge_is_code_4_and_publishes_nothing(night: Nights, console: Run) -> None:
     before = rows(night.warehouse, "latest_abilities")
     done = console("rescore", "--warehouse", str(night.warehouse), "--set", "solver.max_iterations=1")
     assert "did not converge" in done.refused(4)
     assert sorted(map(str, rows(night.warehouse, "latest_abilities"))) == sorted(map(str, before))
     assert sorted(str(row["status"]) for row in rows(night.warehouse, "runs"))[0] == "not_converged"
-
-
-def test_a_relative_warehouse_counts_from_where_the_command_is_run(console: Run, history: Path) -> None:
-    done = console("ingest", "--warehouse", "relative/warehouse", "--input", str(history / "history.parquet"))
-    (report,) = done.events("ingested")
-    assert (done.code, done.err) == (0, "")
-    assert Path(report["table"]).is_absolute()
-    assert DeltaTable(report["table"]).file_uris()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -294,6 +295,16 @@ REAL = {
     "lsat6.parquet": (5_000, 1_000, 5, {}),
     "lsat7.parquet": (5_000, 1_000, 5, {}),
 }
+
+
+def test_an_input_without_rows_is_refused_and_nothing_written(
+    spark: SparkSession, warehouse: Warehouse, tmp_path: Path
+) -> None:
+    path = tmp_path / "no_rows.parquet"
+    pq.write_table(pa.schema({"model": pa.string(), "item": pa.string(), "correct": pa.int8()}).empty_table(), path)
+    with pytest.raises(InputError, match="holds no rows"):
+        ingest(spark, warehouse, Config(), str(path))
+    assert not Path(warehouse.root).exists()
 
 
 @pytest.mark.slow
