@@ -7,15 +7,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from cbmm_spark.kernels.model import F64
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
+Kind = type[np.float32] | type[np.float64]
+
+
+FEW_MISSING = 1.0 / 12.0
+"""Share of missing cells up to which they are listed."""
+
+LISTED_ITEMS = 128
+"""Items whose bits are looked through at once for that list."""
 
 
 class DenseCells(ABC):
@@ -43,6 +53,14 @@ class DenseCells(ABC):
     is_complete: bool
     is_binary: bool
 
+    @cached_property
+    def missing_list(self) -> csr_array | None:
+        """The cells without an attempt as a matrix of ones, float32, shape (n_items, n_models).
+
+        Only where they are so few that adding up rows one by one is cheaper than a dense product; else None.
+        """
+        return None
+
     @property
     def is_mostly_observed(self) -> bool:
         """Whether sums over the missing cells are the smaller ones; only where a cell has at most one attempt."""
@@ -50,7 +68,7 @@ class DenseCells(ABC):
 
     @abstractmethod
     def successes_of(self, items: slice, models: slice, workspace: Workspace) -> F32:
-        """Return the successes of a rectangle as float32, valid until the next call with this workspace.
+        """Return the successes of a rectangle in the workspace's type, valid until the next call with this workspace.
 
         ``models.start`` must be a multiple of 8.
         """
@@ -62,6 +80,10 @@ class DenseCells(ABC):
     @abstractmethod
     def missing_of(self, items: slice, models: slice, workspace: Workspace) -> F32:
         """Return 1 where a cell has no attempt and 0 elsewhere, for a rectangle; see `successes_of`."""
+
+    @abstractmethod
+    def take(self, rows: NDArray[np.int64]) -> DenseCells:
+        """Return the cells of some items only, in the order given."""
 
 
 class BitCells(DenseCells):
@@ -104,6 +126,28 @@ class BitCells(DenseCells):
             return workspace.filled(items, models, 0.0)
         return workspace.unpack(~self.attempted[items, span_of(models)], models.stop - models.start)
 
+    @cached_property
+    def missing_list(self) -> csr_array | None:
+        """See `DenseCells.missing_list`."""
+        missing = self.n_items * self.n_models - int(self.observers.sum())
+        if self.attempted is None or not 0 < missing <= FEW_MISSING * self.n_items * self.n_models:
+            return None
+        start = np.zeros(self.n_items + 1, dtype=np.int64)
+        np.cumsum(self.n_models - self.observers, out=start[1:])
+        column = np.empty(missing, dtype=np.int32)
+        for first in range(0, self.n_items, LISTED_ITEMS):
+            items = slice(first, min(first + LISTED_ITEMS, self.n_items))
+            gaps = np.unpackbits(~self.attempted[items], axis=1, count=self.n_models, bitorder="little").view(bool)
+            row = np.repeat(np.arange(gaps.shape[0]), np.diff(start[first : items.stop + 1]))
+            column[start[first] : start[items.stop]] = np.flatnonzero(gaps) - row * self.n_models
+        ones = np.ones(missing, dtype=np.float32)
+        return csr_array((ones, column, start.astype(np.int32)), shape=(self.n_items, self.n_models))
+
+    def take(self, rows: NDArray[np.int64]) -> BitCells:
+        """See `DenseCells.take`."""
+        attempted = None if self.attempted is None else self.attempted[rows]
+        return BitCells(attempted, self.solved[rows], self.n_models)
+
 
 class CountCells(DenseCells):
     """Attempt counts and (possibly fractional) successes as arrays of shape (n_items, n_models)."""
@@ -133,6 +177,10 @@ class CountCells(DenseCells):
         """See `DenseCells.missing_of`."""
         return (self.n_matrix[items, models] == 0).astype(np.float32)
 
+    def take(self, rows: NDArray[np.int64]) -> CountCells:
+        """See `DenseCells.take`."""
+        return CountCells(self.n_matrix[rows], self.k_matrix[rows])
+
 
 class SparseCells:
     """Observed cells only, item by item (CSR).
@@ -158,6 +206,13 @@ class SparseCells:
         self.observers = np.diff(indptr).astype(np.int64)
         self.is_complete = False
         self.is_binary = bool((n <= 1).all())
+
+    def take(self, rows: NDArray[np.int64]) -> SparseCells:
+        """Return the cells of some items only, in the order given."""
+        sizes = np.diff(self.indptr)[rows]
+        indptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        where = np.repeat(self.indptr[rows] - indptr[:-1], sizes) + np.arange(indptr[-1])
+        return SparseCells(indptr, self.indices[where], self.n[where], self.k[where], self.n_models)
 
 
 Cells = DenseCells | SparseCells
@@ -200,8 +255,9 @@ def span_of(models: slice) -> slice:
     return slice(models.start // 8, (models.stop + 7) // 8)
 
 
-_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.float32)
-"""The eight bits of every byte as float32, shape (256, 8)."""
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_BYTES = {kind: _BITS.astype(kind) for kind in (np.float32, np.float64)}
+"""The eight bits of every byte as numbers, shape (256, 8)."""
 
 
 class Workspace:
@@ -211,26 +267,29 @@ class Workspace:
     ----------
     size
         Largest number of cells of a piece.
+    kind
+        float32 for products, float64 for what meets float64 cell by cell: mixing the two costs more than unpacking.
     """
 
-    def __init__(self, size: int) -> None:
-        self._buffer = np.empty(size, dtype=np.float32)
+    def __init__(self, size: int, kind: Kind = np.float32) -> None:
+        self._bytes = _BYTES[kind]
+        self._buffer = np.empty(size, dtype=kind)
 
-    def unpack(self, part: U8, n_models: int) -> F32:
+    def unpack(self, part: U8, n_models: int) -> Any:
         """Return the bits of a rectangle of bytes as 0.0 and 1.0, shape (n_items, n_models)."""
         n_items, width = part.shape
         out = self._take(n_items * width * 8).reshape(n_items, width, 8)
-        np.take(_BYTES, part, axis=0, out=out, mode="clip")
+        np.take(self._bytes, part, axis=0, out=out, mode="clip")
         return out.reshape(n_items, width * 8)[:, :n_models]
 
-    def filled(self, items: slice, models: slice, value: float) -> F32:
+    def filled(self, items: slice, models: slice, value: float) -> Any:
         """Return a rectangle of one value."""
         shape = (items.stop - items.start, models.stop - models.start)
         out = self._take(shape[0] * shape[1]).reshape(shape)
         out.fill(value)
         return out
 
-    def _take(self, size: int) -> F32:
+    def _take(self, size: int) -> Any:
         if size > self._buffer.size:
-            self._buffer = np.empty(size, dtype=np.float32)
+            self._buffer = np.empty(size, dtype=self._buffer.dtype)
         return self._buffer[:size]

@@ -127,24 +127,55 @@ class State:
         return State(self.grad_a[rows], self.grad_b[rows], self.aa[rows], self.ab[rows], self.bb[rows])
 
 
-def _evaluate(problem: ItemProblem, a: F64, b: F64, majorizer: Majorizer) -> State:
+class Scratch:
+    """Two arrays for what a repeat computes at every point of every item.
+
+    Fresh memory for each step of the arithmetic costs more than the arithmetic: the system hands it out page by page.
+    """
+
+    def __init__(self, problem: ItemProblem) -> None:
+        n_items = problem.successes.size
+        self._arrays = np.empty((2, n_items, problem.points.shape[-1]))
+
+    def take(self, n_items: int) -> tuple[F64, F64]:
+        """Return both for that many items; what they held is lost."""
+        return self._arrays[0, :n_items], self._arrays[1, :n_items]
+
+
+def _exponents(problem: ItemProblem, a: F64, b: F64, out: F64) -> F64:
+    """Return x = a t + b of every item and point, in `out`."""
+    x = np.multiply(a[:, None], problem.points, out=out)
+    x += b[:, None]
+    return x
+
+
+def _may_overflow(problem: ItemProblem, a: F64, b: F64) -> bool:
+    largest = float(np.abs(problem.points).max(initial=0.0))
+    return float((np.abs(a) * largest + np.abs(b)).max(initial=0.0)) > EXPONENT
+
+
+def _evaluate(problem: ItemProblem, a: F64, b: F64, majorizer: Majorizer, scratch: Scratch) -> State:
     t, c = problem.points, problem.weights
     shared = t.ndim == 1
-    x = a[:, None] * t
-    x += b[:, None]
+    x, curve = scratch.take(a.size)
+    _exponents(problem, a, b, x)
     if majorizer == "tight":
         half = np.maximum(0.5 * np.abs(x), 1e-8)
         curve = c * (np.tanh(half) / (4.0 * half))
-    np.clip(x, -EXPONENT, EXPONENT, out=x)
     np.negative(x, out=x)
+    if _may_overflow(problem, a, b):
+        np.minimum(x, EXPONENT, out=x)
     e = np.exp(x, out=x)
     e += 1.0
     p = np.reciprocal(e, out=e)
-    cp = c * p
     if majorizer == "newton":
-        curve = cp - cp * p
-    elif majorizer == "uniform":
-        curve = np.broadcast_to(0.25 * c, cp.shape)
+        cp = np.multiply(c, p, out=curve)
+        np.multiply(cp, p, out=p)
+        curve, cp = np.subtract(cp, p, out=p), cp
+    else:
+        cp = np.multiply(c, p, out=p)
+        if majorizer == "uniform":
+            curve = np.broadcast_to(0.25 * c, cp.shape)
     if shared:
         basis = np.stack([np.ones_like(t), t, t * t], axis=1)
         first, second = cp @ basis[:, :2], curve @ basis
@@ -161,15 +192,25 @@ def _evaluate(problem: ItemProblem, a: F64, b: F64, majorizer: Majorizer) -> Sta
     )
 
 
-def item_objective(problem: ItemProblem, a: F64, b: F64) -> F64:
+def item_objective(problem: ItemProblem, a: F64, b: F64, scratch: Scratch | None = None) -> F64:
     """Return f(a, b) of every item, the item's ridge included, shape (J,)."""
-    x = a[:, None] * problem.points + b[:, None]
-    softplus = np.log1p(np.exp(-np.abs(x)))
-    softplus += np.maximum(x, 0.0)
+    x, e = (Scratch(problem) if scratch is None else scratch).take(a.size)
+    _exponents(problem, a, b, x)
+    softplus = softplus_of(x, e)
     shared = problem.weights.shape[0] == 1
     loss = softplus @ problem.weights[0] if shared else np.einsum("jq,jq->j", problem.weights, softplus)
     linear = problem.successes * b + problem.weighted * a
     return loss - linear + 0.5 * (problem.ridge_a * a**2 + problem.ridge_b * b**2)
+
+
+def softplus_of(x: F64, scratch: F64) -> F64:
+    """Return log(1 + exp(x)) in `scratch`; x is overwritten."""
+    e = np.abs(x, out=scratch)
+    np.negative(e, out=e)
+    np.exp(e, out=e)
+    np.log1p(e, out=e)
+    e += np.maximum(x, 0.0, out=x)
+    return e
 
 
 @dataclass(frozen=True)
@@ -286,9 +327,9 @@ def solve_items(
     box = Box.of(problem.ridge_a, problem.ridge_b)
     a, b = np.clip(a, 0.0, box.a), np.clip(b, -box.b, box.b)
     part, at, bt = problem, a.copy(), b.copy()
-    repeats = 0
+    scratch, repeats = Scratch(problem), 0
     while True:
-        state = _evaluate(part, at, bt, majorizer)
+        state = _evaluate(part, at, bt, majorizer, scratch)
         da, db, length = newton_step((at, bt), state, box)
         a[rows], b[rows], residual[rows] = at, bt, length
         busy = np.flatnonzero(length > tolerance)
@@ -297,15 +338,15 @@ def solve_items(
         if busy.size < 0.7 * rows.size:
             rows, part, at, bt, da, db = rows[busy], part.take(busy), at[busy], bt[busy], da[busy], db[busy]
         if majorizer == "newton":
-            share = falling_share(part, at, bt, da, db)
+            share = falling_share(part, at, bt, da, db, scratch)
             da *= share
             db *= share
         at, bt = np.maximum(at + da, 0.0), bt + db
         repeats += 1
-    return ItemSolution(a, b, item_objective(problem, a, b), residual, repeats)
+    return ItemSolution(a, b, item_objective(problem, a, b, scratch), residual, repeats)
 
 
-def falling_share(problem: ItemProblem, a: F64, b: F64, da: F64, db: F64) -> F64:
+def falling_share(problem: ItemProblem, a: F64, b: F64, da: F64, db: F64, scratch: Scratch | None = None) -> F64:
     """Return how much of each Newton step to take: all of it where that is certain to descend or seen to.
 
     Where it is not certain (see `safe_share`) the objective is evaluated, and the step halved until the objective
@@ -318,12 +359,12 @@ def falling_share(problem: ItemProblem, a: F64, b: F64, da: F64, db: F64) -> F64
     if not unsure.size:
         return share
     part = problem.take(unsure)
-    here = item_objective(part, a[unsure], b[unsure])
+    here = item_objective(part, a[unsure], b[unsure], scratch)
     left = np.arange(unsure.size)
     while left.size:
         rows = unsure[left]
         moved_a = np.maximum(a[rows] + share[rows] * da[rows], 0.0)
-        there = item_objective(part.take(left), moved_a, b[rows] + share[rows] * db[rows])
+        there = item_objective(part.take(left), moved_a, b[rows] + share[rows] * db[rows], scratch)
         left = left[~(there <= here[left])]
         rows = unsure[left]
         share[rows] = np.maximum(0.5 * share[rows], certain[rows])

@@ -19,6 +19,7 @@ from cbmm_spark.kernels.model import F64, Ridge, best_gauge
 from cbmm_spark.kernels.nodes import Nodes, make_nodes
 from cbmm_spark.kernels.passes import ITEM_TOLERANCE
 from cbmm_spark.kernels.stage import (
+    EXACT_RESIDUAL,
     Counts,
     Index,
     ItemKey,
@@ -49,13 +50,16 @@ REFINED_TABLE = 2_000_000
 WARM_SHARE = 0.9
 """Share of models with an earlier ability from which on a fit begins with exact iterations."""
 
-SWITCH_CHANGE = 0.1
-"""Change of ability, in standard errors, below which iterations leave the nodes."""
+SWITCH_CHANGE = 2e-3
+"""Change of ability, in standard errors, below which iterations leave the nodes: the next, exact one ends the fit."""
 
-SWITCH_COMPLETE = 1e-3
-"""The same where every model answered every item: nodes are cheap and accurate there."""
+COARSE, COARSE_CHANGE = 1.5, 0.1
+"""Factor of the spacing of nodes while some ability still changes by more than so many standard errors."""
 
-SWITCH_FALL = 1e-6
+ITEM_SHARE, FIRST_RESIDUAL = 1e-3, 1e-2
+"""Residual to which items are solved on the nodes, as a share of how far abilities still move; its largest value."""
+
+SWITCH_FALL = 3e-8
 """Relative fall of the objective below which iterations leave the nodes: near the error of the nodes themselves."""
 
 
@@ -70,7 +74,7 @@ class LoopOptions:
     node_spacing: float = 0.2
     min_nodes: int = 32
     max_nodes: int = 96
-    exact_below: int = 5_000_000
+    exact_below: int = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -185,10 +189,11 @@ def start_scale(
         start = theta[models]
     else:
         start = initial_abilities(own) if known is None else warm_abilities(own, known[models])
-    nodes = make_nodes(start, options.node_spacing, options.min_nodes, options.max_nodes)
     small = counts.cells <= options.exact_below or counts.n_items < NODE_ITEMS
     near = known is not None and np.count_nonzero(np.isfinite(known[models])) >= WARM_SHARE * models.size
     mode: Mode = "exact" if small or near else "nodes"
+    spacing = options.node_spacing * (COARSE if mode == "nodes" else 1.0)
+    nodes = make_nodes(start, spacing, options.min_nodes, options.max_nodes)
     return ScaleFit(name, benchmarks, ridge, models, own, start, nodes, mode)
 
 
@@ -199,6 +204,7 @@ class _Driver:
         self.fit, self.options = fit, options
         self.plain: F64 | None = None  # where to go instead when an accelerated step is refused
         self.spacing = options.node_spacing
+        self.is_coarse = fit.mode == "nodes"
         self.steepest = 0.0
         self.tables_fail = False  # a plain step from the tables raised the objective: from then on by Newton steps only
         self.measured_by: Mode = fit.mode  # how the last accepted objective was evaluated
@@ -210,9 +216,12 @@ class _Driver:
     def task(self) -> ScaleTask:
         fit = self.fit
         items = min(ITEM_TOLERANCE, 0.1 * self.options.tolerance)
+        nodes = EXACT_RESIDUAL
+        if fit.mode == "nodes":
+            nodes = min(max(ITEM_SHARE * fit.change, EXACT_RESIDUAL), FIRST_RESIDUAL)
         return ScaleTask(
             fit.name, fit.benchmarks, fit.models, self.trial, fit.nodes, fit.ridge, fit.mode,
-            item_tolerance=items, steepest=self.steepest,
+            item_tolerance=items, steepest=self.steepest, node_tolerance=nodes,
         )  # fmt: skip
 
     def take(self, result: ScalePass, seconds: float) -> IterationRecord:
@@ -279,7 +288,13 @@ class _Driver:
                 self.tables_fail, self.fit.mode = True, "late"
         self.accelerator.reset()
         if self.fit.mode == "nodes":
+            self._fine_nodes()
             self.fit.mode = "exact"  # nodes that cannot see where the objective falls are of no use any more
+
+    def _fine_nodes(self) -> None:
+        if self.is_coarse:
+            options, self.is_coarse = self.options, False
+            self.fit.nodes = make_nodes(self.trial, self.spacing, options.min_nodes, self.most_nodes)
 
     def _gauged(self, result: ScalePass) -> F64:
         fit = self.fit
@@ -295,8 +310,7 @@ class _Driver:
     def _advance(self, image: F64, step: F64, weight: F64, fall: float) -> None:
         fit, options = self.fit, self.options
         complete = fit.counts.cells == fit.models.size * fit.counts.n_items
-        switch = SWITCH_COMPLETE if complete else SWITCH_CHANGE
-        if fit.mode == "nodes" and (fit.change <= switch or (fall <= SWITCH_FALL and not complete)):
+        if fit.mode == "nodes" and (fit.change <= SWITCH_CHANGE or (fall <= SWITCH_FALL and not complete)):
             fit.mode = "exact"
         spacing = float(fit.nodes.slope(np.array([0.5 * (fit.nodes.count - 1)]))[0])
         if fit.mode == "exact":
@@ -310,10 +324,14 @@ class _Driver:
         self.plain, self.trial = (None, image) if accelerated is None else (image, accelerated)
         if fit.mode != "late" and abs(fit.node_error) > NODE_TOLERANCE and fit.nodes.count < self.most_nodes:
             self.spacing *= 0.5
+            self.is_coarse = False
             fit.nodes = make_nodes(self.trial, self.spacing, options.min_nodes, self.most_nodes)
+        if fit.change <= COARSE_CHANGE or fit.mode != "nodes":
+            self._fine_nodes()
         low, high = fit.nodes.inner
         if self.trial.min() < low or self.trial.max() > high:
-            fit.nodes = make_nodes(self.trial, self.spacing, options.min_nodes, self.most_nodes)
+            spacing = self.spacing * (COARSE if self.is_coarse else 1.0)
+            fit.nodes = make_nodes(self.trial, spacing, options.min_nodes, self.most_nodes)
 
     def _record(self, mode: str, objective: float, change: float, seconds: float, *, accepted: bool) -> IterationRecord:
         record = IterationRecord(self.fit.name, self.fit.iteration, mode, objective, change, seconds, accepted)

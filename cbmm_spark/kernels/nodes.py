@@ -19,6 +19,9 @@ from cbmm_spark.kernels.model import F64
 ORDER = 8
 """Number of nodes each interpolation uses (a polynomial of degree 7 in u)."""
 
+COLUMNS = 16
+"""Numbers of nodes are multiples of this: a float32 product with 48 columns takes less time than one with 43."""
+
 WIDTH_IN_SD = 3.0
 """Where nodes begin to thin out, in robust standard deviations of ability."""
 
@@ -96,12 +99,9 @@ def make_nodes(theta: F64, spacing: float, least: int, most: int) -> Nodes:
     extra = ORDER  # half the order on either side
     step = spacing * spread / width
     count = int(np.ceil((ends[1] - ends[0]) / step)) + 1 + extra
-    if count < least:
-        step *= (count - 1 - extra) / (least - 1 - extra) if least > extra + 1 else 1.0
-        count = least
-    elif count > most:
-        count = most
-    step = max(step, float(ends[1] - ends[0]) / (count - 1 - extra))
+    count = -(-count // COLUMNS) * COLUMNS
+    count = min(max(count, least), most)
+    step = float(ends[1] - ends[0]) / (count - 1 - extra)
     middle = 0.5 * float(ends[0] + ends[1])
     return Nodes(median, width, middle - 0.5 * step * (count - 1), step, count)
 

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from cbmm_spark.kernels.cells import F32, Cells, CountCells, DenseCells, SparseCells, Workspace, weighted_count
-from cbmm_spark.kernels.items import Box, ItemProblem, ItemSolution, State, newton_step, solve_items
+from cbmm_spark.kernels.items import Box, ItemProblem, ItemSolution, State, newton_step, softplus_of, solve_items
 from cbmm_spark.kernels.model import F64, Ridge
 from cbmm_spark.kernels.nodes import ORDER, Nodes, local_weights, weight_matrix, weight_sums
 
 ITEM_PIECE, MODEL_PIECE = 128, 2048
 """Rectangle of cells unpacked at once: two float32 planes of it are 2 MB."""
 
-EXACT_ITEM_PIECE, EXACT_MODEL_PIECE = 64, 1024
+EXACT_ITEM_PIECE, EXACT_MODEL_PIECE = 64, 512
 """Rectangle evaluated in float64 at once."""
 
 ITEM_TOLERANCE = 1e-5
@@ -116,11 +116,14 @@ def item_moments(cells: Cells, views: list[ScaleView]) -> list[tuple[F64, F64]]:
     counts = [np.zeros((cells.n_items, v.nodes.count)) for v in views]
     abilities = np.concatenate([split_exact(v.theta, MODEL_PIECE) for v in views], axis=1)
     sums = np.zeros((cells.n_items, abilities.shape[1]))
+    listed = cells.missing_list
+    if listed is not None:
+        counts = [(listed @ v.weights).astype(np.float64) for v in views]
     memory = Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
     for items in pieces(cells.n_items, ITEM_PIECE):
         for models in pieces(cells.n_models, MODEL_PIECE):
             sums[items] += _by_models(cells, items, models, memory, abilities)
-            if not cells.is_complete:
+            if not cells.is_complete and listed is None:
                 mask = _mask_of(cells, items, models, memory)
                 for view, count in zip(views, counts, strict=True):
                     count[items] += mask @ view.weights[models]
@@ -130,7 +133,7 @@ def item_moments(cells: Cells, views: list[ScaleView]) -> list[tuple[F64, F64]]:
         if cells.is_complete:
             observed = whole
         else:
-            observed = whole - count if cells.is_mostly_observed else count
+            observed = whole - count if cells.is_mostly_observed else count  # a list of missing cells is a short one
             # float32 sums of B drift together; the row sums are known exactly
             observed *= (cells.attempts / np.maximum(observed.sum(axis=1), 1e-300))[:, None]
         results.append((observed, joined(sums, number)))
@@ -255,8 +258,7 @@ def ability_tables(cells: Cells, views: list[ScaleView], solutions: list[ItemSol
     """
     tables, scores = [], []
     for view, items in zip(views, solutions, strict=True):
-        x = items.a[:, None] * view.nodes.abilities + items.b[:, None]
-        tables.append(items.a[:, None] * (0.5 * (1.0 + np.tanh(0.5 * x))))
+        tables.append(_gradients_at_nodes(view.nodes, items))
         scores.append(items.a)
     if isinstance(cells, SparseCells):
         shape = (cells.n_items, cells.n_models)
@@ -267,11 +269,14 @@ def ability_tables(cells: Cells, views: list[ScaleView], solutions: list[ItemSol
     sums = np.zeros((cells.n_models, earned.shape[1]))
     gradients = [np.zeros((cells.n_models, t.shape[1])) for t in tables]
     tables32 = [t.astype(np.float32) for t in tables]
+    listed = cells.missing_list
+    if listed is not None:
+        gradients = [(listed.T @ t).astype(np.float64) for t in tables32]
     memory = Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
     for items_piece in pieces(cells.n_items, ITEM_PIECE):
         for models in pieces(cells.n_models, MODEL_PIECE):
             sums[models] += _by_items(cells, items_piece, models, memory, earned)
-            if not cells.is_complete:
+            if not cells.is_complete and listed is None:
                 mask = _mask_of(cells, items_piece, models, memory).T
                 for gradient, rounded in zip(gradients, tables32, strict=True):
                     gradient[models] += mask @ rounded[items_piece]
@@ -283,6 +288,16 @@ def ability_tables(cells: Cells, views: list[ScaleView], solutions: list[ItemSol
         else:
             results.append((whole - gradient if cells.is_mostly_observed else gradient, joined(sums, number)))
     return results
+
+
+def _gradients_at_nodes(nodes: Nodes, items: ItemSolution) -> F64:
+    """Return a P(a t + b) at every node t, shape (n_items, Q)."""
+    x = np.multiply(0.5 * items.a[:, None], nodes.abilities)
+    x += 0.5 * items.b[:, None]
+    np.tanh(x, out=x)
+    x += 1.0
+    x *= 0.5 * items.a[:, None]
+    return x
 
 
 # ------------------------------------------------------------------------------------------------ exact sums
@@ -305,7 +320,7 @@ class ExactResult:
     Attributes
     ----------
     a, b
-        Item parameters, exact for the abilities given.
+        Item parameters.
     loss
         ``sum n softplus(x) - k x`` over the block's cells, float64, no node involved.
     residual
@@ -314,8 +329,8 @@ class ExactResult:
         Per model: ``sum_j a_j (n P - k)``, shape (n_models,).
     information
         Per model: ``sum_j n a_j^2 P (1-P)``.
-    item_information
-        Curvature (aa, ab, bb) of each item without the ridge, each of shape (n_items,).
+    moments
+        Per item the sums of n P theta, n P, and n P (1-P) times theta^2, theta and 1: shape (5, n_items).
     node_loss
         The loss as the nodes see it at the same parameters; the difference is the node error.
     """
@@ -326,8 +341,28 @@ class ExactResult:
     residual: F64
     gradient: F64
     information: F64
-    item_information: tuple[F64, F64, F64]
+    moments: F64
     node_loss: float = field(default=0.0)
+
+    @property
+    def item_information(self) -> tuple[F64, F64, F64]:
+        """Curvature (aa, ab, bb) of each item without the ridge, each of shape (n_items,)."""
+        return self.moments[2], self.moments[3], self.moments[4]
+
+    def state(self, cells: Cells, ridge: Ridge, weighted: F64) -> State:
+        """Return gradient and curvature of the items, the ridge included."""
+        theta_p, p, aa, ab, bb = self.moments
+        grad_a = theta_p - weighted + ridge.discrimination * self.a
+        grad_b = p - cells.successes + ridge.easiness * self.b
+        return State(grad_a, grad_b, aa + ridge.discrimination, ab, bb + ridge.easiness)
+
+    def replace(self, rows: NDArray[np.int64], old: ExactResult, new: ExactResult) -> None:
+        """Put other parameters of some items in the place of those evaluated before."""
+        self.a[rows], self.b[rows], self.residual[rows] = new.a, new.b, new.residual
+        self.moments[:, rows] = new.moments
+        self.loss += new.loss - old.loss
+        self.gradient += new.gradient - old.gradient
+        self.information += new.information - old.information
 
 
 def exact_block(
@@ -338,79 +373,84 @@ def exact_block(
     weighted: F64,
     tolerance: float = ITEM_TOLERANCE,
 ) -> ExactResult:
-    """Finish the items on their own cells and evaluate everything exactly.
+    """Evaluate everything exactly, and finish those items on their own cells whose residual is above tolerance.
 
-    Items take Newton steps from the node solution until their residual on the cells is below tolerance; an item for
-    which that does not help is solved on its own cells from scratch, where every step is checked against the objective.
+    The node solution is near the exact one, so that nearly all items need a single evaluation; only the others are
+    evaluated again.
     """
-    a, b = solution.a.copy(), solution.b.copy()
-    ridge_a, ridge_b = view.ridge.discrimination, view.ridge.easiness
-    box = Box.of(ridge_a, ridge_b)
-    gradient, information = np.zeros(cells.n_models), np.zeros(cells.n_models)
-    residual = np.empty(cells.n_items)
-    curvature = tuple(np.empty(cells.n_items) for _ in range(3))
-    loss = 0.0
-    size = cells.n_items if isinstance(cells, SparseCells) else EXACT_ITEM_PIECE
-    for items in pieces(cells.n_items, size):
-        previous = np.full(items.stop - items.start, np.inf)
-        for attempt in range(6):
-            sums, model_sums = exact_sums(cells, items, view.theta, a[items], b[items])
-            grad_a = sums.theta_p - weighted[items] + ridge_a * a[items]
-            grad_b = sums.p - cells.successes[items] + ridge_b * b[items]
-            state = State(grad_a, grad_b, sums.aa + ridge_a, sums.ab, sums.bb + ridge_b)
-            da, db, length = newton_step((a[items], b[items]), state, box)
-            open_items = length > tolerance
-            if not open_items.any() or attempt == 5:
-                break
-            growing = np.flatnonzero(open_items & (length > 0.5 * previous))
-            step = np.where(open_items, 1.0, 0.0)
-            a[items] = np.maximum(a[items] + step * da, 0.0)
-            b[items] += step * db
-            if growing.size:
-                own = solve_own(cells, growing + items.start, weighted[items][growing], view, 0.1 * tolerance)
-                a[growing + items.start], b[growing + items.start] = own.a, own.b
-            previous = length
-        residual[items] = length
-        for target, value in zip(curvature, (sums.aa, sums.ab, sums.bb), strict=True):
-            target[items] = value
-        loss += sums.loss
-        gradient += model_sums[0]
-        information += model_sums[1]
-    loss -= float(cells.successes @ b + weighted @ a)
-    gradient -= scores(cells, a)
-    return ExactResult(
-        a, b, loss, residual, gradient, information, (curvature[0], curvature[1], curvature[2]),
-        node_loss=_node_loss(view, counts, cells, weighted, a, b),
-    )  # fmt: skip
+    found = evaluate_block(cells, view, solution.a, solution.b, weighted)
+    rows = np.flatnonzero(found.residual > tolerance)
+    if rows.size:
+        part = cells.take(rows)
+        old = evaluate_block(part, view, solution.a[rows], solution.b[rows], weighted[rows])
+        new = _finish_items(part, view, old, weighted[rows], tolerance)
+        found.replace(rows, old, new)
+    found.node_loss = _node_loss(view, counts, cells, weighted, found.a, found.b)
+    return found
 
 
-def evaluate_block(cells: Cells, view: ScaleView, a: F64, b: F64) -> ExactResult:
-    """Evaluate a block exactly at given item parameters; the residual is their distance from the items' optimum."""
-    ridge_a, ridge_b = view.ridge.discrimination, view.ridge.easiness
-    box = Box.of(ridge_a, ridge_b)
-    weighted = item_moments(cells, [view])[0][1]
+FINISHING_STEPS = 5
+"""Newton steps on own cells, after which an item keeps its residual, for the certificate to report."""
+
+
+def _finish_items(cells: Cells, view: ScaleView, start: ExactResult, weighted: F64, tolerance: float) -> ExactResult:
+    """Take Newton steps on own cells; an item for which that does not help is solved on them from scratch.
+
+    Solving from scratch checks every step against the objective.
+    """
+    box = Box.of(view.ridge.discrimination, view.ridge.easiness)
+    now, previous = start, np.full(weighted.size, np.inf)
+    for _ in range(FINISHING_STEPS):
+        left = now.residual > tolerance
+        if not left.any():
+            break
+        a, b = now.a.copy(), now.b.copy()
+        growing = np.flatnonzero(left & (now.residual > 0.5 * previous))
+        da, db, _length = newton_step((a, b), now.state(cells, view.ridge, weighted), box)
+        a[left], b[left] = np.maximum(a[left] + da[left], 0.0), b[left] + db[left]
+        if growing.size:
+            own = solve_own(cells, growing, weighted[growing], view, 0.1 * tolerance)
+            a[growing], b[growing] = own.a, own.b
+        previous, now = now.residual, evaluate_block(cells, view, a, b, weighted)
+    return now
+
+
+def evaluate_block(cells: Cells, view: ScaleView, a: F64, b: F64, weighted: F64 | None = None) -> ExactResult:
+    """Evaluate a block exactly at given item parameters; the residual is their distance from the items' optimum.
+
+    Parameters
+    ----------
+    cells, view
+        The block and the scale.
+    a, b
+        Item parameters, shape (n_items,).
+    weighted
+        Ability-weighted successes of the items from `item_moments`; computed where not given.
+    """
+    if weighted is None:
+        weighted = item_moments(cells, [view])[0][1]
+    box = Box.of(view.ridge.discrimination, view.ridge.easiness)
     gradient, information = np.zeros(cells.n_models), np.zeros(cells.n_models)
-    residual = np.empty(cells.n_items)
-    curvature = (np.empty(cells.n_items), np.empty(cells.n_items), np.empty(cells.n_items))
+    moments = np.empty((5, cells.n_items))
     loss = 0.0
     for items in pieces(cells.n_items, cells.n_items if isinstance(cells, SparseCells) else EXACT_ITEM_PIECE):
         sums, (part, more) = exact_sums(cells, items, view.theta, a[items], b[items])
-        grad_a = sums.theta_p - weighted[items] + ridge_a * a[items]
-        grad_b = sums.p - cells.successes[items] + ridge_b * b[items]
-        state = State(grad_a, grad_b, sums.aa + ridge_a, sums.ab, sums.bb + ridge_b)
-        residual[items] = newton_step((a[items], b[items]), state, box)[2]
-        curvature[0][items], curvature[1][items], curvature[2][items] = sums.aa, sums.ab, sums.bb
+        moments[:, items] = sums.theta_p, sums.p, sums.aa, sums.ab, sums.bb
         loss += sums.loss
         gradient += part
         information += more
     loss -= float(cells.successes @ b + weighted @ a)
     gradient -= scores(cells, a)
-    return ExactResult(a, b, loss, residual, gradient, information, curvature, node_loss=loss)
+    residual = np.empty(0)
+    found = ExactResult(a.copy(), b.copy(), loss, residual, gradient, information, moments, node_loss=loss)
+    found.residual = newton_step((a, b), found.state(cells, view.ridge, weighted), box)[2]
+    return found
 
 
 def _node_loss(view: ScaleView, counts: F64, cells: Cells, weighted: F64, a: F64, b: F64) -> float:
-    x = a[:, None] * view.nodes.abilities + b[:, None]
-    softplus = np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
+    x = np.multiply(a[:, None], view.nodes.abilities)
+    x += b[:, None]
+    softplus = softplus_of(x, np.empty_like(x))
     total = float(
         (softplus.sum(axis=0) @ counts[0]) if counts.shape[0] == 1 else np.einsum("jq,jq->", counts, softplus)
     )
@@ -451,7 +491,7 @@ def exact_sums(cells: Cells, items: slice, theta: F64, a: F64, b: F64) -> tuple[
     basis = np.stack([np.ones_like(theta), theta, theta * theta], axis=1)
     squares = a * a
     safe = float(np.abs(a).max() * np.abs(theta).max() + np.abs(b).max()) > SAFE_EXPONENT or not cells.is_binary
-    memory = Workspace(n_items * (EXACT_MODEL_PIECE + 8))
+    memory = Workspace(n_items * (EXACT_MODEL_PIECE + 8), np.float64)
     buffers = np.empty((2, n_items, min(EXACT_MODEL_PIECE, cells.n_models)))
     for models in pieces(cells.n_models, EXACT_MODEL_PIECE):
         attempts = None if cells.is_complete else cells.attempts_of(items, models, memory)
@@ -467,7 +507,7 @@ def exact_sums(cells: Cells, items: slice, theta: F64, a: F64, b: F64) -> tuple[
     return sums, (gradient, information)
 
 
-def _cells_fast(x: F64, base: F64, attempts: F32 | None) -> tuple[float, F64, F64]:
+def _cells_fast(x: F64, base: F64, attempts: F32 | F64 | None) -> tuple[float, F64, F64]:
     """Loss, n P and n P(1-P) where no cell has more than one attempt and |x| is bounded; overwrites x and base.
 
     The logarithms of sixteen cells are taken of their product: one logarithm instead of sixteen.
@@ -489,7 +529,7 @@ def _cells_fast(x: F64, base: F64, attempts: F32 | None) -> tuple[float, F64, F6
     return loss, p, w
 
 
-def _cells_safe(x: F64, attempts: F32 | None) -> tuple[float, F64, F64]:
+def _cells_safe(x: F64, attempts: F32 | F64 | None) -> tuple[float, F64, F64]:
     e = np.exp(-np.abs(x))
     upper = 1.0 / (1.0 + e)
     p = np.where(x >= 0.0, upper, e * upper)

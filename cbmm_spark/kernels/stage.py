@@ -49,11 +49,8 @@ Items = tuple[F64, F64]
 
 Index = NDArray[np.int64]
 
-NODE_RESIDUAL, EXACT_RESIDUAL = 1e-3, 1e-6
-"""Residual, in standard errors, to which items are solved on the nodes: while abilities still move, and before the
-items
-go on on their own cells. An item's objective is within half its square of the minimum."""
-
+EXACT_RESIDUAL = 1e-6
+"""Residual, in standard errors, to which items are solved on the nodes before they go on on their own cells."""
 
 WARM_MODELS = 3
 """Models with an earlier ability from which on a start from them makes sense."""
@@ -83,6 +80,9 @@ class ScaleTask:
         Residual, in standard errors, to which items are solved on their own cells.
     steepest
         Largest discrimination of the last pass: it bounds how far a Newton step of an ability is safe.
+    node_tolerance
+        Residual, in standard errors, to which items are solved on the nodes. An item's objective is within half its
+        square of the minimum.
     """
 
     name: str
@@ -95,6 +95,7 @@ class ScaleTask:
     items: Mapping[ItemKey, Items] | None = None
     item_tolerance: float = ITEM_TOLERANCE
     steepest: float = 0.0
+    node_tolerance: float = EXACT_RESIDUAL
 
     @property
     def has_table(self) -> bool:
@@ -212,7 +213,7 @@ def add_block(cells: Cells, models: Index, tasks: Sequence[ScaleTask], sums: Map
     solutions: list[ItemSolution] = []
     tabled: list[int] = []
     for number, (task, view, (counts, weighted)) in enumerate(zip(tasks, views, moments, strict=True)):
-        solution = solve_block(cells, view, counts, weighted, NODE_RESIDUAL if task.mode == "nodes" else EXACT_RESIDUAL)
+        solution = solve_block(cells, view, counts, weighted, task.node_tolerance)
         out = sums[task.name]
         if task.mode == "nodes":
             ridge = 0.5 * (task.ridge.discrimination * solution.a**2 + task.ridge.easiness * solution.b**2)

@@ -64,3 +64,29 @@ def test_bits_are_counted_and_read_from_the_lowest():
     assert count_bits(plane).tolist() == [4.0, 8.0]
     item, model, *_ = cell_list(decode("bits", plane.tobytes(), plane.tobytes(), 2, 10))
     assert model[item == 0].tolist() == [0, 7, 8, 9]
+
+
+@pytest.mark.parametrize("observed", [1.0, 0.99, 0.95, 0.8])
+@pytest.mark.parametrize("shape", [(45, 9), (33, 300), (2051, 140)], ids=str)
+def test_few_missing_cells_are_listed(shape, observed):
+    n, k = drawn(*shape, seed=2, observed=observed)
+    cells = cells_of(n, k * n, "bits")
+    share = 1.0 - n.mean()
+    assert (cells.missing_list is not None) == (0.0 < share <= 1 / 12)
+    if cells.missing_list is not None:
+        np.testing.assert_array_equal(cells.missing_list.toarray(), 1.0 - n.T)
+    assert cells_of(n, k * n, "counts").missing_list is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("observed", [1.0, 0.6])
+def test_taking_items_is_taking_rows(layout, observed):
+    n, k = drawn(45, 30, seed=3, observed=observed)
+    n[:, 4] = 0.0
+    rows = np.array([29, 4, 0, 17])
+    part, meant = cells_of(n, k * n, layout).take(rows), cells_of(n[:, rows], (k * n)[:, rows], layout)
+    assert (part.n_items, part.n_models, part.is_binary) == (4, 45, meant.is_binary)
+    for name in ("attempts", "successes", "observers"):
+        np.testing.assert_array_equal(getattr(part, name), getattr(meant, name))
+    for found, wanted in zip(dense_of(part), dense_of(meant), strict=True):
+        np.testing.assert_array_equal(found, wanted)

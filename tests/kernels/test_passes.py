@@ -93,7 +93,7 @@ CHECKS = [check_moments, check_tables, check_exact]
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("observed", [1.0, 0.6], ids=["complete", "with gaps"])
+@pytest.mark.parametrize("observed", [1.0, 0.96, 0.6], ids=["complete", "few gaps", "many gaps"])
 def test_sums_of_single_attempts(check, layout, shape, observed):
     check(*drawn(*shape, seed=3, observed=observed), layout)
 
@@ -107,7 +107,7 @@ def test_sums_of_repeated_attempts(check, layout, shape):
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("layout", ["bits", "counts", "scores", "sparse_bits"])
-@pytest.mark.parametrize("observed", [1.0, 0.9], ids=["complete", "with gaps"])
+@pytest.mark.parametrize("observed", [1.0, 0.97, 0.9], ids=["complete", "few gaps", "many gaps"])
 def test_blocks_larger_than_the_internal_pieces(check, layout, observed):
     check(*drawn(*LARGE, seed=5, observed=observed), layout)
 
