@@ -59,6 +59,9 @@ COARSE, COARSE_CHANGE = 1.5, 0.1
 ITEM_SHARE, FIRST_RESIDUAL = 1e-3, 1e-2
 """Residual to which items are solved on the nodes, as a share of how far abilities still move; its largest value."""
 
+ITEM_FLOOR = 1e-8
+"""Residual, in standard errors, below which an item's own optimum is rounding, whatever tolerance is asked for."""
+
 SWITCH_FALL = 3e-8
 """Relative fall of the objective below which iterations leave the nodes: near the error of the nodes themselves."""
 
@@ -215,7 +218,7 @@ class _Driver:
 
     def task(self) -> ScaleTask:
         fit = self.fit
-        items = min(ITEM_TOLERANCE, 0.1 * self.options.tolerance)
+        items = min(ITEM_TOLERANCE, max(0.1 * self.options.tolerance, ITEM_FLOOR))
         nodes = EXACT_RESIDUAL
         if fit.mode == "nodes":
             nodes = min(max(ITEM_SHARE * fit.change, EXACT_RESIDUAL), FIRST_RESIDUAL)
