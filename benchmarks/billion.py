@@ -13,6 +13,9 @@ def run() -> None:
     """Print and write the figures."""
     rows = []
     with session(memory="2g") as spark:
+        small = draw_world(500, 1_000, 1, missing=0.05, discrimination="uniform")
+        with stored_blocks(spark, {"suite": small}) as tiles:
+            fit_stored(spark, tiles, ONE, 500)  # starts the Python workers
         for n_items in (10_000, 100_000):
             world = draw_world(10_000, n_items, 1, missing=0.05, discrimination="uniform")
             with stored_blocks(spark, {"suite": world}) as tiles:
