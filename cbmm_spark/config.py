@@ -66,6 +66,41 @@ class ColumnsConfig:
     date: tuple[str, ...] = ("date", "evaluated_at")
 
 
+ANY = "*"
+"""Stands for every benchmark that a table of `[ingest]` does not name."""
+
+METRICS = (
+    *(
+        "exact_match",
+        "acc_norm",
+        "acc",
+        "pass@1",
+        "pass_at_1",
+        "correct",
+        "is_correct",
+        "resolved",
+        "score",
+        "prefix_match",
+    ),
+    *("quasi_exact_match", "inst_level_strict_acc", "prompt_level_strict_acc", "mcc", "f1", "em"),
+)
+"""Names of metrics known as scores of single answers, the preferred ones first."""
+
+STATUS: Mapping[str, float | Literal["missing"]] = types.MappingProxyType(
+    {
+        "resolved": 1.0,
+        "unresolved": 0.0,
+        "passed": 1.0,
+        "failed": 0.0,
+        "timeout": 0.0,
+        "empty": 0.0,
+        "error": "missing",
+        "incomplete": "missing",
+    }
+)
+"""What a status in the place of a score means."""
+
+
 @dataclass(frozen=True)
 class IngestConfig:
     """How evaluation results are read and which of them are accepted."""
@@ -75,7 +110,17 @@ class IngestConfig:
     fractions: Literal["soft", "threshold", "reject"] = "soft"
     threshold: float = _within(0.5, 0, 1)
     date_formats: tuple[str, ...] = ("yyyy-MM-dd'T'HH:mm:ss[.SSS][XXX]", "yyyy-MM-dd HH:mm[:ss]", "yyyy-MM-dd")
+    revision: Literal["key", "ignore"] = "key"
+    version: Literal["key", "ignore"] = "key"
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {ANY: METRICS})
+    filters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    full_score: Mapping[str, float] = field(default_factory=dict, metadata={"limits": Limits(0, above=True)})
+    status: Mapping[str, float | Literal["missing"]] = field(
+        default_factory=lambda: dict(STATUS), metadata={"limits": Limits(0, 1)}
+    )
+    models: Mapping[str, str] = field(default_factory=dict)
+    benchmarks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -255,9 +300,16 @@ def _override(config: Config, text: str) -> Config:
     return typing.cast(Config, _build(Config, tree, (), where, start=config))
 
 
+_FREE_TABLES = (
+    *(("spark", "conf"), ("scales", "groups")),
+    *(("ingest", name) for name in ("metrics", "filters", "full_score", "status", "models", "benchmarks")),
+)
+"""Tables whose keys are names of the user's."""
+
+
 def _split_key(dotted: str) -> list[str]:
-    """`spark.conf.` and `scales.groups.` are followed by a name that may itself hold dots."""
-    for free in (("spark", "conf"), ("scales", "groups")):
+    """`spark.conf.`, `scales.groups.` and the like are followed by a name that may itself hold dots."""
+    for free in _FREE_TABLES:
         prefix = ".".join(free) + "."
         if dotted.startswith(prefix):
             return [*free, dotted.removeprefix(prefix).strip('"')]
@@ -301,7 +353,7 @@ def _build(kind: type, values: Any, parents: tuple[str, ...], where: str, start:
         if dataclasses.is_dataclass(hints[name]):
             replaced[name] = _build(typing.cast(type, hints[name]), value, key, where, getattr(base, name))
         elif _is_subclass(typing.get_origin(hints[name]), Mapping):
-            added = _convert_table(hints[name], value, key, where)
+            added = _convert_table(hints[name], value, key, where, limits[name])
             replaced[name] = {**getattr(base, name), **added}
         else:
             replaced[name] = _convert(hints[name], value, ".".join(key), where, limits[name])
@@ -313,11 +365,11 @@ def _is_subclass(candidate: Any, parent: type) -> bool:
     return isinstance(candidate, type) and issubclass(candidate, parent)
 
 
-def _convert_table(kind: Any, values: Any, key: tuple[str, ...], where: str) -> dict[str, Any]:
+def _convert_table(kind: Any, values: Any, key: tuple[str, ...], where: str, limits: Limits | None) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{'.'.join(key)} {where} must be a table, not {_describe(values)}")
     inner = typing.get_args(kind)[1]
-    return {name: _convert(inner, value, f"{'.'.join(key)}.{name}", where, None) for name, value in values.items()}
+    return {name: _convert(inner, value, f"{'.'.join(key)}.{name}", where, limits) for name, value in values.items()}
 
 
 def _convert(kind: Any, value: Any, key: str, where: str, limits: Limits | None) -> Any:

@@ -72,7 +72,7 @@ def ingest(
     if spark.conf.get("spark.sql.session.timeZone") not in _UTC_NAMES:
         raise ConfigError("the Spark session is not in UTC: set spark.sql.session.timeZone=UTC")
     rules = config.ingest
-    options = ReadOptions(rules.columns, rules.default_benchmark, benchmark, model)
+    options = ReadOptions(rules, benchmark, model)
     raw, name, reason = read_source(spark, path, format, options)
     started = datetime.now(UTC)
     with ExitStack() as held:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.readers import delimited, delta, jsonl, parquet, wide
 from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame, Reader, ReadOptions, Sample, assign_roles
 from cbmm_spark.readers.files import look_at
+from cbmm_spark.readers.mapping import renamed
 
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
@@ -62,7 +64,24 @@ def read_source(spark: SparkSession, path: str, format: str, options: ReadOption
         raise ConfigError(f"unknown format {format}: use one of {', '.join(FORMATS)}")
     sample = look_at(spark, path, options.columns)
     name, reason = (format, "given") if format in READERS else _detect(sample, format, options)
-    return READERS[name].read(spark, sample, options), name, reason
+    return _renamed(READERS[name].read(spark, sample, options), options), name, reason
+
+
+def _renamed(raw: RawFrame, options: ReadOptions) -> RawFrame:
+    """Give models and benchmarks the names that `[ingest.models]` and `[ingest.benchmarks]` store them under."""
+    models, benchmarks = options.rules.models, options.rules.benchmarks
+    if not (models or benchmarks):
+        return raw
+    # The reader's own conditions are on its names: they are evaluated before these change.
+    frame = raw.frame.withColumns({f"_default_{i}": c for i, c in enumerate(raw.defaults.values())})
+    defaults = {name: F.col(f"_default_{i}") for i, name in enumerate(raw.defaults)}
+    frame = frame.withColumns(
+        {"_named_model": F.col("model_id"), "_named_benchmark": F.col("benchmark"),
+         "model_id": renamed(F.col("model_id"), models), "benchmark": renamed(F.col("benchmark"), benchmarks)}
+    )  # fmt: skip
+    for kind, given, stored in (("model", "_named_model", "model_id"), ("benchmark", "_named_benchmark", "benchmark")):
+        defaults[f"{kind} renamed by ingest.{kind}s"] = ~F.col(given).eqNullSafe(F.col(stored))
+    return RawFrame(frame, raw.notes, defaults)
 
 
 def _detect(sample: Sample, family: str, options: ReadOptions) -> tuple[str, str]:

@@ -7,19 +7,19 @@ judges them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from cbmm_spark.config import ColumnsConfig
+from cbmm_spark.config import ColumnsConfig, IngestConfig
 from cbmm_spark.errors import InputError
 
 RAW_COLUMNS = (
-    "model_id", "benchmark", "item_id", "attempt", "score_raw", "evaluated_at_raw", "source", "position",
-    "problem", "raw",
+    "model_id", "benchmark", "item_id", "attempt", "score_raw", "evaluated_at_raw", "content_hash", "source",
+    "position", "problem", "raw",
 )  # fmt: skip
 """Columns of the raw frame.
 
@@ -27,12 +27,26 @@ model_id, benchmark, item_id
     Text exactly as stored; null where the source has null.
 attempt, score_raw, evaluated_at_raw
     As stored: text, or the type of a typed source.
+content_hash
+    Text that tells one content of an item from another, where the format has it, else null. Two contents under one id
+    are a conflict.
 source, position
     The file, and the row within it from 0 where the format has one (else null).
 problem
-    A reason for quarantine that only the reader can see (such as `malformed_row`), or null.
+    A reason for quarantine that only the reader can see (such as `malformed_row`), or one of `LEFT_OUT`, or null.
 raw
     The row as JSON. Computed only for rows that are refused.
+"""
+
+LEFT_OUT = ("other_filter", "other_metric", "no_result")
+"""Problems of records that are no responses by the source's own design: counted in the report, not in quarantine.
+
+other_filter
+    The same answer read by another filter than the one that counts.
+other_metric
+    Another measure of an answer that is taken already.
+no_result
+    A record that carries no answer, such as a header, a log line or a summary.
 """
 
 FIRST_ATTEMPT = 1
@@ -53,18 +67,28 @@ class ReadOptions:
 
     Attributes
     ----------
-    columns
-        The names under which each column may be found.
-    default_benchmark
-        The benchmark of a source that does not name one.
+    rules
+        `[ingest]` of the configuration.
     benchmark, model
         Given on the command line, for a source without such a column.
+    items
+        A file or list of all items of a benchmark, for formats that list only some of them.
     """
 
-    columns: ColumnsConfig
-    default_benchmark: str = "default"
+    rules: IngestConfig = field(default_factory=IngestConfig)
     benchmark: str | None = None
     model: str | None = None
+    items: str | None = None
+
+    @property
+    def columns(self) -> ColumnsConfig:
+        """The names under which each column may be found."""
+        return self.rules.columns
+
+    @property
+    def default_benchmark(self) -> str:
+        """The benchmark of a source that does not name one."""
+        return self.rules.default_benchmark
 
 
 @dataclass(frozen=True)
@@ -97,10 +121,22 @@ class Sample:
 
 @dataclass(frozen=True)
 class RawFrame:
-    """A frame with `RAW_COLUMNS` and what the reader decided on the way, in sentences for the report."""
+    """What a reader gives.
+
+    Attributes
+    ----------
+    frame
+        `RAW_COLUMNS`.
+    notes
+        What was decided on the way for the whole source, in sentences for the report.
+    defaults
+        Conditions on the columns of `frame`, by what they say: how many rows each default was applied to is counted for
+        the report.
+    """
 
     frame: DataFrame
     notes: tuple[str, ...] = ()
+    defaults: Mapping[str, Column] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -235,6 +271,7 @@ def canonical(
             as_stored("attempt", F.lit(FIRST_ATTEMPT)).alias("attempt"),
             as_stored("score", F.lit(None)).alias("score_raw"),
             as_stored("date", F.lit(None).cast("timestamp")).alias("evaluated_at_raw"),
+            F.lit(None).cast("string").alias("content_hash"),
             source.alias("source"),
             (F.lit(None).cast("long") if position is None else position).alias("position"),
             (F.lit(None).cast("string") if problem is None else problem).alias("problem"),

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.config import ColumnsConfig
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.readers import RAW_COLUMNS, READERS, RawFrame, ReadOptions, read_source
 
@@ -32,7 +31,7 @@ Read = Callable[..., tuple[RawFrame, str, str]]
 @pytest.fixture
 def read(spark: SparkSession) -> Read:
     def call(path: Path | str, format: str = "auto", **given: Any) -> tuple[RawFrame, str, str]:
-        return read_source(spark, str(path), format, ReadOptions(ColumnsConfig(), **given))
+        return read_source(spark, str(path), format, ReadOptions(**given))
 
     return call
 
