@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.storagelevel import StorageLevel
 
 from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.responses import KEY, MISSING, one_row_per_key, resolve_conflicts, validate
+from cbmm_spark.readers import LEFT_OUT, RawFrame
+from cbmm_spark.responses import KEY, MISSING, applied_defaults, one_row_per_key, resolve_conflicts, validate
 from cbmm_spark.tables import BENCHMARK_BUCKETS
 
 
@@ -62,6 +63,10 @@ class Batch:
         Rows of the input.
     invalid
         Rows refused by themselves, without those of undecidable keys.
+    left_out
+        Records that are no responses by the source's design, by why (`readers.LEFT_OUT`).
+    defaults
+        What was assumed about how many rows.
     counts
         Of the accepted rows.
     """
@@ -73,16 +78,18 @@ class Batch:
     undecidable: DataFrame | None
     read: int
     invalid: int
+    left_out: Mapping[str, int]
+    defaults: Mapping[str, int]
     counts: Counts
 
 
-def make_batch(raw: DataFrame, rules: IngestConfig, path: str, held: ExitStack) -> Batch:
+def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack) -> Batch:
     """Validate, bring together and count.
 
     Parameters
     ----------
-    raw
-        A reader's frame.
+    source
+        What a reader gave.
     rules
         `config.ingest`.
     path
@@ -95,16 +102,24 @@ def make_batch(raw: DataFrame, rules: IngestConfig, path: str, held: ExitStack) 
     InputError
         There is no row, or rows contradict each other and the rule for duplicates is `error`.
     """
+    raw = source.frame
     sources = held.enter_context(persisted(raw.groupBy("source").agg(F.count("*").alias("rows"))))
     total = sources.agg(
         F.sum("rows").alias("rows"), F.count("*").alias("files"), F.min("source").alias("source")
     ).head()
     if total is None or not total["rows"]:
         raise InputError(f"{path} holds no rows")
+    conditions = {**source.defaults, **applied_defaults(raw, rules)}
+    conditions |= {name: F.col("problem") == name for name in LEFT_OUT}
+    watched = Observation()
+    counted = [F.count_if(condition).alias(f"c{number}") for number, condition in enumerate(conditions.values())]
     judged = validate(raw, rules)
-    valid = judged.where(F.col("reason").isNull()).withColumn("source_hash", F.xxhash64("source"))
+    watched_rows = validate(raw.observe(watched, *counted), rules)
+    valid = watched_rows.where(F.col("reason").isNull()).withColumn("source_hash", F.xxhash64("source"))
     keys = held.enter_context(persisted(one_row_per_key(valid)))
     all_valid = _count(keys)
+    seen = {name: int(watched.get[f"c{number}"]) for number, name in enumerate(conditions)}
+    left_out = {name: count for name in LEFT_OUT if (count := seen.pop(name))}
     accepted, counts, undecidable = keys, all_valid, None
     if all_valid.disputed:
         accepted, undecidable = _resolve(keys, valid, rules, path, held)
@@ -118,7 +133,9 @@ def make_batch(raw: DataFrame, rules: IngestConfig, path: str, held: ExitStack) 
         judged=judged,
         undecidable=undecidable if counts.rows < all_valid.rows else None,
         read=total["rows"],
-        invalid=total["rows"] - all_valid.rows,
+        invalid=total["rows"] - all_valid.rows - sum(left_out.values()),
+        left_out=left_out,
+        defaults={name: count for name, count in seen.items() if count},
         counts=counts,
     )
 

@@ -77,7 +77,7 @@ def ingest(
     started = datetime.now(UTC)
     with ExitStack() as held:
         with reading(path):
-            batch = make_batch(raw.frame, rules, path, held)
+            batch = make_batch(raw, rules, path, held)
         became = commit_batch(warehouse, batch, rules.duplicates, started)
         refused = keep_refused(warehouse, batch, started)
     return IngestReport(
@@ -94,6 +94,8 @@ def ingest(
         superseded=became.get("superseded", 0),
         collapsed=batch.counts.rows - batch.counts.keys,
         missing=batch.counts.missing,
+        left_out=batch.left_out,
+        defaults=batch.defaults,
         quarantined={reason: count for reason, (count, _) in refused.items()},
         examples={reason: examples for reason, (_, examples) in refused.items()},
     )

@@ -33,7 +33,8 @@ class Example:
 class IngestReport:
     """Rows by what became of them.
 
-    read = accepted + collapsed + all of quarantined, and accepted = new + unchanged + corrected + redated + superseded.
+    read = accepted + collapsed + all of quarantined + all of left_out, and
+    accepted = new + unchanged + corrected + redated + superseded.
 
     Attributes
     ----------
@@ -57,6 +58,10 @@ class IngestReport:
         Rows that repeat a response of the same input.
     missing
         Accepted responses without a verdict.
+    left_out
+        Records that are no responses by the source's own design, by why.
+    defaults
+        What was assumed where the source does not say it, and about how many rows.
     quarantined, examples
         Refused rows by reason, and up to three of each.
     """
@@ -74,6 +79,8 @@ class IngestReport:
     superseded: int
     collapsed: int
     missing: int
+    left_out: Mapping[str, int]
+    defaults: Mapping[str, int]
     quarantined: Mapping[str, int]
     examples: Mapping[str, tuple[Example, ...]]
 
@@ -100,6 +107,8 @@ class IngestReport:
             count = getattr(self, name)
             if count or name == "accepted":
                 told.append(f"  {count:>12,} {_MEANINGS[name]}")
+        told += [f"  {count:>12,} left out: {_LEFT_OUT.get(why, why)}" for why, count in self.left_out.items()]
+        told += [f"  {count:>12,} rows by default: {what}" for what, count in self.defaults.items()]
         for reason, count in self.quarantined.items():
             told.append(f"  {count:>12,} quarantined: {reason}")
             told += [f"               {example.line()}" for example in self.examples.get(reason, ())]
@@ -115,4 +124,11 @@ _MEANINGS = {
     "superseded": "superseded: the stored score was kept by the duplicates rule",
     "collapsed": "rows repeated a response of this input",
     "missing": "accepted responses have no verdict",
+}
+
+
+_LEFT_OUT = {
+    "other_filter": "the same answers read by another filter than the one that counts",
+    "other_metric": "other measures of answers that are taken already",
+    "no_result": "records that carry no answer",
 }

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark.batch import Batch, persisted
 from cbmm_spark.ingest_report import Example
 from cbmm_spark.merge import merge_settings
+from cbmm_spark.readers import LEFT_OUT
 from cbmm_spark.responses import KEY
 from cbmm_spark.tables import Warehouse, with_commit_retry
 
@@ -46,7 +47,7 @@ def keep_refused(warehouse: Warehouse, batch: Batch, started: datetime) -> Refus
 
 def _refused(batch: Batch) -> DataFrame:
     columns = ("raw", "reason", "source", "position")
-    refused = batch.judged.where(F.col("reason").isNotNull()).select(*columns)
+    refused = batch.judged.where(F.col("reason").isNotNull() & ~F.col("reason").isin(*LEFT_OUT)).select(*columns)
     if batch.undecidable is None:
         return refused
     rows = batch.judged.where(F.col("reason").isNull()).join(batch.undecidable, list(KEY), "left_semi")

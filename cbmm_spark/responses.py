@@ -6,6 +6,7 @@ dropped, nothing is guessed: an unreadable score is never a wrong answer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pyspark.sql import Column, DataFrame
@@ -13,9 +14,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from cbmm_spark.config import IngestConfig
+from cbmm_spark.readers.mapping import full_score
 
 REASONS = (
     "malformed_row",
+    "unknown_metric",
+    "unknown_item",
     "missing_model",
     "missing_benchmark",
     "missing_item",
@@ -46,6 +50,8 @@ _BLANKS = "".join(map(chr, (*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *
 _NO_VERDICT = ("", "nan", "null")
 _INFINITE = r"^[+-]?inf(inity)?$"
 _NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
+_TIME = r"[0-9]:[0-9]{2}"
+_OFFSET = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
 _INTEGER = r"^[+-]?[0-9]{1,10}([.]0*)?$"
 
 
@@ -57,20 +63,23 @@ def validate(raw: DataFrame, config: IngestConfig) -> DataFrame:
     raw
         The columns `readers.RAW_COLUMNS`.
     config
-        Fraction policy, threshold and date patterns.
+        Statuses, full scores, fraction policy, threshold and date patterns.
 
     Returns
     -------
     DataFrame
         benchmark, model_id, item_id (strings, unchanged), attempt (int), score (double in [0, 1] or null),
-        evaluated_at (timestamp), source, position, reason (null for an acceptable row), raw.
+        evaluated_at (timestamp), content_hash, source, position, reason (null for an acceptable row), raw.
     """
     types = {field.name: field.dataType for field in raw.schema.fields}
-    number, unreadable = _read_score(F.col("score_raw"), types["score_raw"])
+    number, unreadable = _read_score(F.col("score_raw"), types["score_raw"], config.status)
+    full = full_score(config, F.col("benchmark"))
+    if full is not None:
+        number = number / full
     attempt = _read_attempt(F.col("attempt"), types["attempt"])
     date, date_unreadable = _read_date(F.col("evaluated_at_raw"), types["evaluated_at_raw"], config.date_formats)
     read = raw.select(
-        "benchmark", "model_id", "item_id", "source", "position", "problem", "raw",
+        "benchmark", "model_id", "item_id", "content_hash", "source", "position", "problem", "raw",
         attempt.alias("attempt"), number.alias("number"), unreadable.alias("unreadable"),
         date.alias("evaluated_at"), date_unreadable.alias("date_unreadable"),
     )  # fmt: skip
@@ -91,8 +100,37 @@ def validate(raw: DataFrame, config: IngestConfig) -> DataFrame:
     faults.append((F.col("date_unreadable"), "unreadable_date"))
     return read.select(
         "benchmark", "model_id", "item_id", "attempt", _by_policy(number, fractional, config).alias("score"),
-        "evaluated_at", "source", "position", _first_fault(faults).alias("reason"), "raw",
+        "evaluated_at", "content_hash", "source", "position", _first_fault(faults).alias("reason"), "raw",
     )  # fmt: skip
+
+
+def applied_defaults(raw: DataFrame, config: IngestConfig) -> dict[str, Column]:
+    """Return what is assumed about single rows where the source does not say it: conditions on the raw columns.
+
+    Parameters
+    ----------
+    raw
+        As for `validate`.
+    config
+        As for `validate`.
+
+    Returns
+    -------
+    dict
+        From a sentence of the report to the rows it holds for.
+    """
+    types = {field.name: field.dataType for field in raw.schema.fields}
+    found: dict[str, Column] = {}
+    if _is_text(types["score_raw"]):
+        text = F.lower(_trimmed(F.col("score_raw")))
+        for status, meaning in config.status.items():
+            shown = "no verdict" if meaning == "missing" else f"score {meaning:g}"
+            found[f"status {status!r} taken as {shown} (ingest.status)"] = text == status.lower()
+    if _is_text(types["evaluated_at_raw"]):
+        date = _trimmed(F.col("evaluated_at_raw"))
+        has_time = date.rlike(_TIME) & ~date.rlike(_OFFSET)
+        found["time without an offset taken as UTC"] = has_time
+    return found
 
 
 def _by_policy(number: Column, fractional: Column, config: IngestConfig) -> Column:
@@ -134,7 +172,9 @@ def _is_text(kind: T.DataType) -> bool:
     return isinstance(kind, T.StringType | T.CharType | T.VarcharType)
 
 
-def _read_score(column: Column, kind: T.DataType) -> tuple[Column, Column]:
+def _read_score(
+    column: Column, kind: T.DataType, status: Mapping[str, float | Literal["missing"]]
+) -> tuple[Column, Column]:
     """The score as a double (null: no verdict; infinite where so written) and whether it cannot be read."""
     if isinstance(kind, T.NullType):
         return F.lit(None).cast("double"), F.lit(False)
@@ -152,7 +192,11 @@ def _read_score(column: Column, kind: T.DataType) -> tuple[Column, Column]:
         .when(is_number, text.try_cast("double") + F.lit(0.0))
         .when(text.rlike(_INFINITE), F.lit(float("inf")))
     )
-    unreadable = number.isNull() & text.isNotNull() & ~text.isin(*_NO_VERDICT)
+    for name, meaning in status.items():
+        if meaning != "missing":
+            number = number.when(text == name.lower(), F.lit(meaning))
+    no_verdict = (*_NO_VERDICT, *(name.lower() for name, meaning in status.items() if meaning == "missing"))
+    unreadable = number.isNull() & text.isNotNull() & ~text.isin(*no_verdict)
     return number, F.coalesce(unreadable, F.lit(False))
 
 

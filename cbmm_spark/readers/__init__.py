@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.readers import delimited, delta, jsonl, parquet, wide
-from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame, Reader, ReadOptions, Sample, assign_roles
+from cbmm_spark.readers.base import LEFT_OUT, RAW_COLUMNS, RawFrame, Reader, ReadOptions, Sample, assign_roles
 from cbmm_spark.readers.files import look_at
 from cbmm_spark.readers.mapping import renamed
 
@@ -106,4 +106,14 @@ def _not_told(sample: Sample, family: str, options: ReadOptions) -> str:
     return f"{sample.path}: cannot tell its format from its first line{told}"
 
 
-__all__ = ["FORMATS", "RAW_COLUMNS", "READERS", "RawFrame", "ReadOptions", "Reader", "Sample", "read_source"]
+__all__ = [
+    "FORMATS",
+    "LEFT_OUT",
+    "RAW_COLUMNS",
+    "READERS",
+    "RawFrame",
+    "ReadOptions",
+    "Reader",
+    "Sample",
+    "read_source",
+]

@@ -258,11 +258,6 @@ def canonical(
         return column(roles.names[role]) if role in roles.names else otherwise
 
     benchmark = options.benchmark if options.benchmark is not None else options.default_benchmark
-    notes = list(roles.notes)
-    if "benchmark" not in roles.names and options.benchmark is None:
-        notes.append(f"no benchmark named: ingest.default_benchmark ({benchmark}) was taken")
-    if "attempt" not in roles.names:
-        notes.append(f"no column for the attempt: every row is attempt {FIRST_ATTEMPT}")
     return RawFrame(
         frame.select(
             text("model", options.model or "").alias("model_id"),
@@ -277,8 +272,19 @@ def canonical(
             (F.lit(None).cast("string") if problem is None else problem).alias("problem"),
             raw.alias("raw"),
         ),
-        tuple(notes),
+        roles.notes,
+        assumed(roles, options),
     )
+
+
+def assumed(roles: Roles, options: ReadOptions) -> dict[str, Column]:
+    """Return the defaults that stand for columns the source does not have: they hold for every row."""
+    found: dict[str, Column] = {}
+    if "benchmark" not in roles.names and options.benchmark is None:
+        found[f"no benchmark named: ingest.default_benchmark ({options.default_benchmark}) was taken"] = F.lit(True)
+    if "attempt" not in roles.names:
+        found[f"no column for the attempt: every row is attempt {FIRST_ATTEMPT}"] = F.lit(True)
+    return found
 
 
 def row_as_json(frame: DataFrame, leave_out: Sequence[str] = ()) -> Column:

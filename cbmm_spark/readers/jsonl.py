@@ -6,6 +6,8 @@ Each line is kept as text and only the configured keys are taken out of it, as t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
@@ -20,6 +22,7 @@ from cbmm_spark.readers.base import (
     Roles,
     Sample,
     assign_roles,
+    assumed,
     canonical,
 )
 from cbmm_spark.readers.delimited import has_suffix
@@ -62,7 +65,7 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
     frame = lines.select("value", "source", parsed.alias("parsed"))
     frame = frame.select("value", "source", F.col(f"parsed.{_MALFORMED}").alias(_MALFORMED), *_taken(taken, options))
     malformed = F.col(_MALFORMED).isNotNull()
-    return canonical(
+    raw = canonical(
         frame,
         Roles({role: role for role in taken}, roles.notes),
         options,
@@ -71,6 +74,7 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
         problem=F.when(malformed, "malformed_row"),
         raw=F.when(malformed, F.to_json(F.struct(F.col("value").alias("row")))).otherwise(F.col("value")),
     )
+    return replace(raw, defaults=assumed(roles, options))
 
 
 def _keys() -> Column:

@@ -42,7 +42,7 @@ def take(spark: SparkSession, warehouse: Warehouse, tmp_path: Path) -> Take:
 
 
 def check(report: IngestReport) -> None:
-    assert report.read == report.accepted + report.collapsed + report.refused
+    assert report.read == report.accepted + report.collapsed + report.refused + sum(report.left_out.values())
     became = report.new + report.unchanged + report.corrected + report.redated + report.superseded
     assert report.accepted == became
     assert json.loads(report.as_json())["read"] == report.read
@@ -305,6 +305,38 @@ def test_an_input_without_rows_is_refused_and_nothing_written(
     with pytest.raises(InputError, match="holds no rows"):
         ingest(spark, warehouse, Config(), str(path))
     assert not Path(warehouse.root).exists()
+
+
+def test_what_was_assumed_is_counted(take: Take, warehouse: Warehouse) -> None:
+    report = take(
+        [("m1", "i1", "resolved", "2024-05-01 12:00"), ("m1", "i2", "error", "2024-05-01T12:00:00+02:00"),
+         ("m2", "i1", "error", None), ("m2", "i2", "0", "2024-05-01")]
+    )  # fmt: skip
+    assert report.accepted == 4
+    counted = {what.split(" (")[0].split(":")[0]: count for what, count in report.defaults.items()}
+    assert counted == {
+        "status 'resolved' taken as score 1": 1,
+        "status 'error' taken as no verdict": 2,
+        "time without an offset taken as UTC": 1,
+        "no benchmark named": 4,
+        "no column for the attempt": 4,
+    }
+    assert scores(warehouse)["m1", "i2"] is None
+    assert "rows by default" in "\n".join(report.lines())
+
+
+def test_other_names_are_stored_under_one(spark: SparkSession, warehouse: Warehouse, tmp_path: Path) -> None:
+    path = tmp_path / "names.jsonl"
+    rows = [("X", "t@2", "i1"), ("Org/X", "t@3", "i2"), ("x", "t@3", "i1")]
+    lines = [json.dumps({"model": m, "benchmark": b, "item": i, "score": 1}) for m, b, i in rows]
+    path.write_text("\n".join(lines))
+    rules = IngestConfig(models={"X": "Org/X"}, benchmarks={"t@2": "t@3"})
+    report = ingest(spark, warehouse, Config(ingest=rules), str(path))
+    check(report)
+    found = warehouse.read("responses").select("model_id", "benchmark", "item_id").collect()
+    assert sorted(map(tuple, found)) == [("Org/X", "t@3", "i1"), ("Org/X", "t@3", "i2"), ("x", "t@3", "i1")]
+    assert report.defaults["model renamed by ingest.models"] == 1
+    assert report.defaults["benchmark renamed by ingest.benchmarks"] == 1
 
 
 @pytest.mark.slow

@@ -202,10 +202,10 @@ def test_column_names_follow_the_configured_order(read: Read, tmp_path: Path) ->
     row = raw.frame.head()
     assert (row["model_id"], row["score_raw"], row["attempt"]) == ("m", "0", "2")
     assert any("correct was taken as score, score left out" in note for note in raw.notes)
-    assert any("default_benchmark" in note for note in raw.notes)
+    assert any("default_benchmark" in note for note in raw.defaults)
     named, _, _ = read(path, benchmark="b1")
     assert named.frame.head()["benchmark"] == "b1"
-    assert not any("default_benchmark" in note for note in named.notes)
+    assert not any("default_benchmark" in note for note in named.defaults)
 
 
 def test_a_single_models_file_needs_its_name(read: Read, tmp_path: Path) -> None:

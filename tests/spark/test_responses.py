@@ -22,6 +22,7 @@ GOOD = {
     "attempt": "1",
     "score_raw": "1",
     "evaluated_at_raw": "2024-05-01",
+    "content_hash": None,
     "source": "f",
     "position": None,
     "problem": None,
@@ -196,3 +197,38 @@ def test_the_first_fault_is_named_and_all_reasons_are_listed(spark: SparkSession
     reasons = [reason for _, reason in judged]
     assert reasons == ["malformed_row", "missing_model", "space_around_item", "unreadable_score"]
     assert set(reasons) | set(REFUSED.values()) <= set(REASONS)
+
+
+# ------------------------------------------------------------------------------------- case R7: statuses
+def test_a_status_is_what_configuration_says(spark: SparkSession) -> None:
+    words = ["resolved", "Resolved ", "UNRESOLVED", "passed", "failed", "timeout", "empty", "error", "incomplete"]
+    rows = judge(spark, "score_raw", words)
+    assert [row["reason"] for row in rows] == [None] * len(words)
+    assert [row["score"] for row in rows] == [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, None, None]
+
+
+def test_a_status_may_be_declared_otherwise(spark: SparkSession) -> None:
+    declared = IngestConfig(status={"C": 1.0, "P": 0.5, "I": 0.0, "N": "missing", "error": 0.0})
+    rows = judge(spark, "score_raw", ["C", "p", "I", "N", "error", "resolved"], declared)
+    assert [row["score"] for row in rows] == [1.0, 0.5, 0.0, None, 0.0, None]
+    assert [row["reason"] for row in rows] == [None] * 5 + ["unreadable_score"]
+
+
+# ------------------------------------------------------------------------------------- case R2: full scores
+@pytest.mark.parametrize("declared", [{"b": 100.0}, {"*": 100.0, "other": 1.0}, {"b": 100.0, "*": 1.0}])
+def test_a_declared_full_score_divides(spark: SparkSession, declared: dict[str, float]) -> None:
+    rows = judge(spark, "score_raw", ["100", "0", "50", "101", "1"], IngestConfig(full_score=declared))
+    assert [row["score"] for row in rows] == [1.0, 0.0, 0.5, 1.01, 0.01]
+    assert [row["reason"] for row in rows] == [None, None, None, "score_out_of_range", None]
+
+
+def test_a_full_score_holds_for_every_version_unless_one_has_its_own(spark: SparkSession) -> None:
+    rules = IngestConfig(full_score={"b": 10.0, "b@2": 100.0})
+    rows = [{"benchmark": name, "score_raw": "5", "position": i} for i, name in enumerate(["b", "b@1", "b@2", "c"])]
+    judged = sorted(validate(frame(spark, rows), rules).collect(), key=lambda row: row["position"])
+    assert [row["score"] for row in judged] == [0.5, 0.5, 0.05, 5.0]
+    assert judged[3]["reason"] == "score_out_of_range"
+
+
+def test_without_a_declared_scale_a_percentage_is_refused(spark: SparkSession) -> None:
+    assert [row["reason"] for row in judge(spark, "score_raw", ["50", "100"])] == ["score_out_of_range"] * 2
