@@ -21,6 +21,8 @@ from cbmm_spark.readers import LEFT_OUT, RawFrame
 from cbmm_spark.responses import KEY, MISSING, applied_defaults, one_row_per_key, resolve_conflicts, validate
 from cbmm_spark.tables import BENCHMARK_BUCKETS
 
+_HAS_CONTENT = "has content"
+
 
 @contextmanager
 def persisted(frame: DataFrame) -> Iterator[DataFrame]:
@@ -57,6 +59,12 @@ class Batch:
         The model_id of these, distinct: persisted.
     judged
         `validate`'s frame, not persisted.
+    keys
+        The accepted rows as `one_row_per_key` gives them, with the contents of items.
+    has_content
+        Whether the format tells contents of items apart.
+    sources
+        The input's files.
     undecidable
         Keys whose rows contradict each other, or None.
     read
@@ -75,6 +83,9 @@ class Batch:
     accepted: DataFrame
     models: DataFrame
     judged: DataFrame
+    keys: DataFrame
+    has_content: bool
+    sources: DataFrame
     undecidable: DataFrame | None
     read: int
     invalid: int
@@ -111,14 +122,19 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
         raise InputError(f"{path} holds no rows")
     conditions = {**source.defaults, **applied_defaults(raw, rules)}
     conditions |= {name: F.col("problem") == name for name in LEFT_OUT}
+    conditions[_HAS_CONTENT] = F.col("content_hash").isNotNull()
     watched = Observation()
     counted = [F.count_if(condition).alias(f"c{number}") for number, condition in enumerate(conditions.values())]
     judged = validate(raw, rules)
     watched_rows = validate(raw.observe(watched, *counted), rules)
-    valid = watched_rows.where(F.col("reason").isNull()).withColumn("source_hash", F.xxhash64("source"))
+    content = F.when(F.col("content_hash").isNotNull(), F.xxhash64("content_hash"))
+    valid = watched_rows.where(F.col("reason").isNull()).withColumns(
+        {"source_hash": F.xxhash64("source"), "content": content}
+    )
     keys = held.enter_context(persisted(one_row_per_key(valid)))
     all_valid = _count(keys)
     seen = {name: int(watched.get[f"c{number}"]) for number, name in enumerate(conditions)}
+    has_content = bool(seen.pop(_HAS_CONTENT))
     left_out = {name: count for name in LEFT_OUT if (count := seen.pop(name))}
     accepted, counts, undecidable = keys, all_valid, None
     if all_valid.disputed:
@@ -131,6 +147,9 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
         accepted=responses,
         models=held.enter_context(persisted(responses.select("model_id").distinct())),
         judged=judged,
+        keys=accepted,
+        has_content=has_content,
+        sources=sources,
         undecidable=undecidable if counts.rows < all_valid.rows else None,
         read=total["rows"],
         invalid=total["rows"] - all_valid.rows - sum(left_out.values()),

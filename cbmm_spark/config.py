@@ -66,6 +66,19 @@ class ColumnsConfig:
     date: tuple[str, ...] = ("date", "evaluated_at")
 
 
+Strictness = Literal["ignore", "warn", "fail"]
+"""What a check of the input does when it finds something."""
+
+
+@dataclass(frozen=True)
+class ChecksConfig:
+    """What is looked for in an input before anything is written."""
+
+    content: Strictness = "fail"
+    names: Strictness = "warn"
+    vanished: Strictness = "warn"
+
+
 ANY = "*"
 """Stands for every benchmark that a table of `[ingest]` does not name."""
 
@@ -113,6 +126,7 @@ class IngestConfig:
     revision: Literal["key", "ignore"] = "key"
     version: Literal["key", "ignore"] = "key"
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    checks: ChecksConfig = field(default_factory=ChecksConfig)
     metrics: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {ANY: METRICS})
     filters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     full_score: Mapping[str, float] = field(default_factory=dict, metadata={"limits": Limits(0, above=True)})
@@ -149,7 +163,7 @@ class SolverConfig:
     lambda_ability: float | Literal["auto"] = _within("auto", 0)
     lambda_discrimination: float = _within(0.25, 0)
     lambda_easiness: float = _within(0.1, 0)
-    tolerance: float = _within(1e-4, 0, above=True)
+    tolerance: float = _within(1e-4, 1e-9)
     paper_tolerance: float = _within(1e-4, 0, above=True)
     objective_tolerance: float = _within(1e-9, 0)
     max_iterations: int = _within(500, 1)

@@ -24,6 +24,9 @@ from cbmm_spark.readers.files import session_settings
 from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
 from cbmm_spark.tables.warehouse import commit_note
 
+_ATTRIBUTES = ("content_hash",)
+"""What a source may tell of a key besides its number; kept from when the key was first seen."""
+
 
 @dataclass(frozen=True)
 class Dimension:
@@ -61,7 +64,7 @@ def register(warehouse: Warehouse, dimension: Dimension, rows: DataFrame, metada
     dimension
         `MODELS` or `ITEMS`.
     rows
-        Any frame with the key columns (not null) and evaluated_at.
+        Any frame with the key columns (not null) and evaluated_at, and where known content_hash.
     metadata
         Said about the commits. There is no commit if nothing is new.
 
@@ -71,7 +74,8 @@ def register(warehouse: Warehouse, dimension: Dimension, rows: DataFrame, metada
         Other ingests kept committing first.
     """
     dates = (F.min("evaluated_at").alias("first_date"), F.max("evaluated_at").alias("last_date"))
-    keys = rows.groupBy(*dimension.key).agg(*dates).persist(StorageLevel.MEMORY_AND_DISK)
+    known = [F.min(name).alias(name) for name in _ATTRIBUTES if name in rows.columns]
+    keys = rows.groupBy(*dimension.key).agg(*dates, *known).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         stored = warehouse.read(dimension.table)
         joined = keys.join(stored, list(dimension.key), "left")
@@ -103,6 +107,7 @@ def _numbered(keys: DataFrame, stored: DataFrame, dimension: Dimension) -> DataF
     given: dict[str, Column] = {name: F.col(name) for name in dimension.key}
     given |= {dimension.number: number}
     given |= {"first_evaluated_at": F.col("first_date"), "last_evaluated_at": F.col("last_date")}
+    given |= {name: F.col(name) for name in _ATTRIBUTES if name in keys.columns}
     return with_highest.select(
         *(
             given.get(field.name, F.lit(None).cast(field.dataType)).alias(field.name)

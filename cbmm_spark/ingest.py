@@ -1,22 +1,24 @@
-"""Ingest: evaluation results of any known format → `responses`, `models`, `items`, `quarantine`.
+"""Ingest: evaluation results of any known format → `responses`, `models`, `items`, `quarantine`, `ingests`.
 
-The way of a batch: read (`readers`) → validate (`responses`) → one row per key, the one shuffle (`batch`) → compare
-with what is stored, numbers for new keys (`dimensions`), one commit to `responses` with only the rows that differ
-(`merge`) → refused rows (`quarantine`). Repeating an ingest changes nothing, and one that was killed anywhere is
-completed by repeating it.
+The way of a batch: read (`readers`) → validate (`responses`) → one row per key, the one shuffle (`batch`) → look it
+over (`checks`) → compare with what is stored, numbers for new keys (`dimensions`), one commit to `responses` with only
+the rows that differ (`merge`) → refused rows (`quarantine`) → the report. Repeating an ingest changes nothing but the
+list of ingests, and one that was killed anywhere is completed by repeating it.
 """
 
 from __future__ import annotations
 
+import secrets
 from contextlib import ExitStack
 from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
 from cbmm_spark.batch import make_batch
+from cbmm_spark.checks import check_batch, coverage
 from cbmm_spark.config import Config
 from cbmm_spark.errors import ConfigError
-from cbmm_spark.ingest_report import Example, IngestReport
+from cbmm_spark.ingest_report import Example, IngestReport, keep_report
 from cbmm_spark.merge import commit_batch
 from cbmm_spark.quarantine import keep_refused
 from cbmm_spark.readers import ReadOptions, read_source
@@ -78,9 +80,12 @@ def ingest(
     with ExitStack() as held:
         with reading(path):
             batch = make_batch(raw, rules, path, held)
+        warnings = check_batch(warehouse, batch, rules.checks)
         became = commit_batch(warehouse, batch, rules.duplicates, started)
         refused = keep_refused(warehouse, batch, started)
-    return IngestReport(
+        covered = coverage(batch)
+    report = IngestReport(
+        ingest_id=f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
         path=path,
         format=name,
         format_reason=reason,
@@ -98,4 +103,8 @@ def ingest(
         defaults=batch.defaults,
         quarantined={reason: count for reason, (count, _) in refused.items()},
         examples={reason: examples for reason, (_, examples) in refused.items()},
+        warnings=tuple(warnings),
+        coverage=tuple(covered),
     )
+    keep_report(warehouse, report, started)
+    return report

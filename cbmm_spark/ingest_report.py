@@ -6,7 +6,13 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
+from cbmm_spark import __version__
+from cbmm_spark.checks import Coverage
+from cbmm_spark.tables import SPECS, Warehouse
+
+_BENCHMARKS_SHOWN = 10  # lines of coverage that a person reads; the JSON has all
 _LONGEST_EXAMPLE = 300  # characters of a refused row that a report shows; the quarantine table has all
 
 
@@ -38,6 +44,8 @@ class IngestReport:
 
     Attributes
     ----------
+    ingest_id
+        Key of the row in `ingests`.
     path, format, format_reason
         The input, the format it was read as, and why.
     notes
@@ -64,8 +72,13 @@ class IngestReport:
         What was assumed where the source does not say it, and about how many rows.
     quarantined, examples
         Refused rows by reason, and up to three of each.
+    warnings
+        What a person should look at.
+    coverage
+        How much of each benchmark the models of the input answered.
     """
 
+    ingest_id: str
     path: str
     format: str
     format_reason: str
@@ -83,6 +96,8 @@ class IngestReport:
     defaults: Mapping[str, int]
     quarantined: Mapping[str, int]
     examples: Mapping[str, tuple[Example, ...]]
+    warnings: tuple[str, ...] = ()
+    coverage: tuple[Coverage, ...] = ()
 
     @property
     def refused(self) -> int:
@@ -112,7 +127,30 @@ class IngestReport:
         for reason, count in self.quarantined.items():
             told.append(f"  {count:>12,} quarantined: {reason}")
             told += [f"               {example.line()}" for example in self.examples.get(reason, ())]
+        told += [f"  {each.line()}" for each in self.coverage[:_BENCHMARKS_SHOWN]]
+        if len(self.coverage) > _BENCHMARKS_SHOWN:
+            told.append(f"  and {len(self.coverage) - _BENCHMARKS_SHOWN} more benchmarks")
+        told += [f"  warning: {warning}" for warning in self.warnings]
         return told
+
+
+def keep_report(warehouse: Warehouse, report: IngestReport, started: datetime) -> None:
+    """Add a report to the table `ingests`.
+
+    Raises
+    ------
+    ConflictError
+        Other ingests kept committing first.
+    """
+    warehouse.ensure("ingests")
+    names = ("accepted", "new", "unchanged", "corrected", "redated", "superseded", "collapsed", "missing")
+    row = (
+        *(report.ingest_id, started, datetime.now(UTC), report.path, report.format, report.format_reason, report.read),
+        *(getattr(report, name) for name in names),
+        *(sum(report.left_out.values()), report.refused, report.as_json(), __version__),
+    )
+    frame = warehouse.spark.createDataFrame([row], SPECS["ingests"].schema)
+    warehouse.append(frame.coalesce(1), "ingests", {"command": "ingest", "input": report.path})
 
 
 _MEANINGS = {

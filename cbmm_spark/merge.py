@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark import dimensions
 from cbmm_spark.batch import Batch, name_key, persisted
+from cbmm_spark.checks import item_contents
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.files import session_settings
 from cbmm_spark.responses import KEY
@@ -190,13 +191,19 @@ class _Commit:
     def _write(self, changes: DataFrame, counts: Mapping[str, int]) -> None:
         self.warehouse.ensure("responses", "quarantine", "models", "items")
         dimensions.register(self.warehouse, dimensions.MODELS, changes, self.note)
-        dimensions.register(self.warehouse, dimensions.ITEMS, changes, self.note)
+        dimensions.register(self.warehouse, dimensions.ITEMS, self._with_contents(changes), self.note)
         updates = sum(counts.get(change, 0) for change in ("corrected", "redated"))
         inserted, updated = self._merge(self._numbered(changes), with_updates=bool(updates))
         if (inserted, updated) != (counts.get("new", 0), updates):
             # Another ingest committed some of these keys after the comparison. No row is doubled; compare once more.
             self.before.update(new=inserted, corrected=updated)
             raise ConcurrentWriteException("responses changed since they were compared")
+
+    def _with_contents(self, changes: DataFrame) -> DataFrame:
+        if not self.batch.has_content:
+            return changes
+        contents = item_contents(self.batch).select("benchmark", "item_id", F.hex("low").alias("content_hash"))
+        return changes.join(contents, ["benchmark", "item_id"], "left")
 
     def _numbered(self, changes: DataFrame) -> DataFrame:
         models = self.warehouse.read("models").select("model_id", "model_index")

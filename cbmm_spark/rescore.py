@@ -32,6 +32,12 @@ from cbmm_spark.scales import Scales, choose_scales
 from cbmm_spark.tables import Warehouse
 from cbmm_spark.warm import earlier_abilities
 
+SAME_OPTIMUM = 1e-8
+"""Relative difference of objectives below which two starts have found one optimum."""
+
+_AFTER_ALL = 1_000_000_000
+"""Number of an iteration that comes after all others."""
+
 RESULT_TABLES = ("abilities", "item_parameters", "runs", "run_scales", "run_iterations")
 LATEST_TABLES = ("latest_abilities", "latest_item_parameters")
 
@@ -274,7 +280,9 @@ def fit_scales(
             _run_paper(blocks, fits, config, tell)
         else:
             alternate(list(fits.values()), blocks.run_pass, options, tell)
-            _further_starts(blocks, fits, counts, config, listener)
+            for name in _further_starts(blocks, fits, counts, config, listener):
+                if saver is not None:  # a later night starts from what is published
+                    saver.put(name, _AFTER_ALL, fits[name].models, fits[name].theta)
     finally:
         if saver is not None:
             saver.close()
@@ -287,9 +295,13 @@ def _further_starts(
     counts: Mapping[str, Counts],
     config: SolverConfig,
     listener: Listener,
-) -> None:
-    """Fit again from random abilities as often as `solver.starts` says, and keep whichever optimum is lowest."""
+) -> set[str]:
+    """Fit again from random abilities as often as `solver.starts` says, and keep whichever optimum is lowest.
+
+    Returns the scales whose first fit was not the best one.
+    """
     options = loop_options(config)
+    better: set[str] = set()
     for number in range(1, config.starts):
         rng = np.random.default_rng([config.seed, number])
         others = {
@@ -312,8 +324,10 @@ def _further_starts(
                 relative_gain=gain,
                 largest_distance_sd=float(np.abs(other.theta - best.theta).max()) / spread,
             )
-            if other.converged and (not best.converged or other.objective < best.objective):
+            if other.converged and (not best.converged or gain > SAME_OPTIMUM):
                 fits[name] = other
+                better.add(name)
+    return better
 
 
 def check_connected(counts: Mapping[str, Counts]) -> None:

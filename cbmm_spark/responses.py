@@ -231,13 +231,15 @@ def one_row_per_key(valid: DataFrame) -> DataFrame:
     Parameters
     ----------
     valid
-        Acceptable rows of `validate`, with source_hash (long) in place of source.
+        Acceptable rows of `validate`, with source_hash and content (long, null where unknown) in place of source and
+        content_hash.
 
     Returns
     -------
     DataFrame
         The key, n_rows, lowest and highest score (`MISSING` where there is no verdict), evaluated_at (the earliest
-        date), source_hash (the smallest). The scores of a key disagree where lowest < highest. All aggregates are of
+        date), source_hash (the smallest), content_low and content_high. The scores of a key disagree where
+        lowest < highest. All aggregates are of
         fixed width, so that Spark hashes and does not sort.
     """
     score = F.coalesce("score", F.lit(MISSING))
@@ -251,6 +253,8 @@ def one_row_per_key(valid: DataFrame) -> DataFrame:
             F.max(score).alias("highest"),
             F.min("evaluated_at").alias("evaluated_at"),
             F.min("source_hash").alias("source_hash"),
+            F.min("content").alias("content_low"),
+            F.max("content").alias("content_high"),
         )
         .drop("slice")
     )
@@ -285,5 +289,7 @@ def resolve_conflicts(rows: DataFrame, rule: Literal["latest", "first"]) -> Data
             F.max(score).alias("highest"),
             F.max("winning_date").alias("evaluated_at"),
             F.min("source_hash").alias("source_hash"),
+            F.min("content").alias("content_low"),
+            F.max("content").alias("content_high"),
         )
     )

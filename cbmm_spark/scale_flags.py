@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from cbmm_spark.config import RescoreConfig
 from cbmm_spark.kernels.loop import ScaleFit
-from cbmm_spark.kernels.statistics import chance_of_scores
+from cbmm_spark.kernels.statistics import ability_errors, chance_of_scores
 
 ALIKE = 0.01
 """Chance of scores so different from models all alike, above which a scale is said to hold no sign of ability."""
@@ -17,6 +19,15 @@ class ScaleFlag(NamedTuple):
 
     reason: str
     sentence: str
+
+
+COLLAPSED = 0.1
+"""Spread of abilities, in standard errors, below which a scale tells no model from another."""
+
+
+def _collapsed(fit: ScaleFit) -> bool:
+    error = np.median(ability_errors(fit.information, fit.ridge.ability))
+    return float(fit.theta.std()) < COLLAPSED * float(error)
 
 
 def scale_flags(name: str, fit: ScaleFit, config: RescoreConfig) -> list[ScaleFlag]:
@@ -45,12 +56,12 @@ def scale_flags(name: str, fit: ScaleFit, config: RescoreConfig) -> list[ScaleFl
         found.append(
             ScaleFlag("single_model", f"{scale} has a single model: its ability has nothing to be compared with")
         )
-    elif chance_of_scores(counts.successes, counts.expected, counts.variance) > ALIKE:
+    elif _collapsed(fit) or chance_of_scores(counts.successes, counts.expected, counts.variance) > ALIKE:
         found.append(
             ScaleFlag(
                 "no_signal",
-                f"{scale}: scores differ no more than by chance; neither the abilities of its models nor the "
-                "discriminations of its items are distinguishable",
+                f"{scale}: neither the abilities of its models nor the discriminations of its items are "
+                "distinguishable: scores differ no more than by chance, or the penalty outweighs them",
             )
         )
     if fit.models_at_bound or fit.items_at_bound:

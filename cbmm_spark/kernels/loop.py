@@ -15,7 +15,7 @@ import numpy as np
 from cbmm_spark.kernels.anderson import Anderson
 from cbmm_spark.kernels.components import component_numbers
 from cbmm_spark.kernels.items import LARGEST_THETA
-from cbmm_spark.kernels.model import F64, Ridge, best_gauge
+from cbmm_spark.kernels.model import F64, Ridge, best_gauge, standard_gauge
 from cbmm_spark.kernels.nodes import Nodes, make_nodes
 from cbmm_spark.kernels.passes import ITEM_TOLERANCE
 from cbmm_spark.kernels.stage import (
@@ -153,7 +153,9 @@ class ScaleFit:
     @property
     def models_at_bound(self) -> int:
         """Models whose ability has no penalty and stands at its bound."""
-        return int(np.count_nonzero(np.abs(self.theta) >= LARGEST_THETA)) if self.ridge.ability <= 0.0 else 0
+        if self.ridge.ability > 0.0 or self.items is not None:  # the paper's recurrence, which has items, has no bounds
+            return 0
+        return int(np.count_nonzero(np.abs(self.theta) >= LARGEST_THETA))
 
     @property
     def components(self) -> Index:
@@ -192,6 +194,9 @@ def start_scale(
         start = theta[models]
     else:
         start = initial_abilities(own) if known is None else warm_abilities(own, known[models])
+        if known is not None and min(ridge.ability, ridge.discrimination, ridge.easiness) <= 0.0:
+            # Bounds hold where no penalty does, in the gauge of the start, which has mean 0 and spread 1.
+            start = np.clip(standard_gauge(start).abilities(start), -LARGEST_THETA, LARGEST_THETA)
     small = counts.cells <= options.exact_below or counts.n_items < NODE_ITEMS
     near = known is not None and np.count_nonzero(np.isfinite(known[models])) >= WARM_SHARE * models.size
     mode: Mode = "exact" if small or near else "nodes"
@@ -264,7 +269,8 @@ class _Driver:
         Where that holds and a next step is refused, what the objective could still fall by is below its rounding.
         """
         fit, tolerance = self.fit, self.options.tolerance
-        return self.measured_by != "nodes" and fit.change <= tolerance and fit.item_residual <= tolerance
+        still = fit.change <= tolerance and fit.ability_residual <= tolerance
+        return self.measured_by != "nodes" and still and fit.item_residual <= max(tolerance, 2.0 * ITEM_FLOOR)
 
     def _correct_history(self, node_error: float) -> None:
         """Take the node error, known from the first exact iteration on, off the objectives recorded before."""

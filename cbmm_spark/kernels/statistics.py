@@ -81,9 +81,20 @@ def wilson(successes: F64, attempts: F64, level: float) -> tuple[F64, F64]:
     return np.maximum(centre - half, 0.0), np.minimum(centre + half, 1.0)
 
 
+SAME = 1e-9
+"""Values closer than this share of their spread have one rank: equal models differ by rounding."""
+
+
 def competition_ranks(values: F64) -> NDArray[np.int64]:
-    """Return ranks from 1 for the largest value, ties sharing the smaller rank."""
-    return rankdata(-values, method="min").astype(np.int64)
+    """Return ranks from 1 for the largest value, ties (within `SAME`) sharing the smaller rank."""
+    if values.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    order = np.argsort(-values, kind="stable")
+    falls = -np.diff(values[order]) > SAME * max(float(values.std()), float(np.abs(values).max()) * 1e-6)
+    step = np.concatenate([[0], np.cumsum(falls)])
+    ranks = np.empty(values.size, dtype=np.int64)
+    ranks[order] = rankdata(step, method="min")
+    return ranks
 
 
 def ranks_within(group: NDArray[np.int64], values: F64) -> NDArray[np.int64]:

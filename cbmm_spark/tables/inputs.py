@@ -103,6 +103,41 @@ ITEMS = TableSpec(
         _FIRST_EVALUATED,
         _LAST_EVALUATED,
         Column("item_group", "string", "Subject or category of the item, where known"),
+        Column("content_hash", "string", "Hash of the item's content, where the source tells contents apart"),
+    ),
+)
+
+INGESTS = TableSpec(
+    name="ingests",
+    comment="One row per ingest that ended well: what became of the rows of its input. Written by ingest.",
+    made_by="cbmm-spark ingest",
+    key=("ingest_id",),
+    columns=(
+        Column("ingest_id", "string", "Identifier of the ingest", NOT_EMPTY, required=True),
+        Column("started_at", "timestamp", "When the ingest began, UTC", required=True),
+        Column("finished_at", "timestamp", "When the ingest had ended, UTC", required=True),
+        Column("input", "string", "The input as given", required=True, statistics=False),
+        Column("format", "string", "The format it was read as", required=True),
+        Column("format_reason", "string", "Why that format was taken", statistics=False),
+        Column("rows_read", "long", "Rows of the input", COUNT, required=True),
+        Column("accepted", "long", "Responses in the input", COUNT, required=True),
+        Column("new", "long", "Responses not seen before", COUNT, required=True),
+        Column("unchanged", "long", "Responses stored already", COUNT, required=True),
+        Column("corrected", "long", "Responses whose stored score was replaced", COUNT, required=True),
+        Column("redated", "long", "Responses whose stored date was replaced", COUNT, required=True),
+        Column(
+            "superseded",
+            "long",
+            "Responses whose stored score was kept by the rule for duplicates",
+            COUNT,
+            required=True,
+        ),
+        Column("collapsed", "long", "Rows that repeat a response of the same input", COUNT, required=True),
+        Column("missing", "long", "Accepted responses without a verdict", COUNT, required=True),
+        Column("left_out", "long", "Records that are no responses by the source's own design", COUNT, required=True),
+        Column("quarantined", "long", "Rows that were refused", COUNT, required=True),
+        Column("report", "string", "The whole report as JSON", required=True, statistics=False),
+        Column("package_version", "string", "Version of cbmm-spark"),
     ),
 )
 
@@ -172,7 +207,7 @@ RUN_ABILITIES = TableSpec(
     ),
 )
 
-INPUTS = (RESPONSES, QUARANTINE, MODELS, ITEMS)
+INPUTS = (RESPONSES, QUARANTINE, MODELS, ITEMS, INGESTS)
 INTERNAL = (MODEL_BENCHMARKS, RESPONSE_BLOCKS, RUN_ABILITIES)
 
 __all__ = ["BENCHMARK_BUCKETS", "INPUTS", "INTERNAL", "RUN_ID", "SCALE"]

@@ -346,3 +346,64 @@ def test_columns_are_models_whatever_cells_hold_them():
     ]
     found = fit_blocks(blocks, {"s": frozenset(["b"])}, 50)["s"]
     check_optimal(n, k, found)
+
+
+UNLIKE = [
+    {"penalty": Penalty(None, 1e3, 0.1)}, {"penalty": Penalty(1e3, 1e3, 0.1)}, {"sigma": 300.0}, {"sigma": 1e4},
+    {"penalty": Penalty(1e-6, 0.25, 0.1)}, {"sigma": 0.01},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("penalty", [None, Penalty(0.0, 0.0, 0.0)], ids=["default", "none"])
+@pytest.mark.parametrize("earlier", UNLIKE, ids=str)
+def test_a_night_of_another_configuration_does_no_harm(earlier, penalty):
+    """Abilities that collapsed, or ran away, are no start: they would be a saddle, or beyond the bounds."""
+    n, k = drawn(150, 200, seed=5, observed=0.9)
+    k *= n
+    known = fit(n, k, **earlier).theta
+    cold, warm = fit(n, k, penalty=penalty), fit(n, k, penalty=penalty, known={"s": known})
+    assert warm.converged
+    assert warm.objective == pytest.approx(cold.objective, rel=1e-8)
+
+
+@pytest.mark.parametrize("change", [lambda t: t + 100.0, lambda t: t * 1e3, lambda t: t * 0.0, lambda t: -t])
+def test_any_earlier_abilities_end_at_the_optimum(change):
+    n, k = drawn(150, 200, seed=5, observed=0.9)
+    k *= n
+    for penalty in (None, Penalty(0.0, 0.0, 0.0)):
+        cold = fit(n, k, penalty=penalty)
+        warm = fit(n, k, penalty=penalty, known={"s": change(cold.theta)})
+        assert warm.converged
+        assert warm.objective == pytest.approx(cold.objective, rel=1e-8)
+
+
+# ------------------------------------------------------------------------------------- starts without a direction
+def opposite() -> np.ndarray:
+    k = np.zeros((100, 40))
+    k[:50, :20] = k[50:, 20:] = 1.0
+    return k
+
+
+@pytest.mark.parametrize("kind", ["opposite groups", "circulant", "all wrong", "all correct"])
+def test_models_of_one_accuracy_are_no_saddle(kind):
+    ring = np.arange(60)
+    k = {
+        "opposite groups": opposite(),
+        "circulant": (((ring[:, None] - ring) % 60) < 30).astype(float),
+        "all wrong": np.zeros((20, 40)),
+        "all correct": np.ones((20, 40)),
+    }[kind]
+    found = fit(np.ones_like(k), k)
+    check_monotone(found)
+    assert found.converged
+    starts = [np.random.default_rng(seed).standard_normal(k.shape[0]) for seed in range(3)]
+    others = [fit(np.ones_like(k), k, start={"s": start}).objective for start in starts]
+    assert found.objective <= np.median(others) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("tolerance", [1e-7, 1e-8, 1e-9])
+def test_tolerances_below_rounding_of_items_are_met(tolerance):
+    n, k = drawn(150, 200, seed=5, observed=0.9)
+    found = fit(n, k * n, options=LoopOptions(tolerance=tolerance, max_iterations=60))
+    assert found.converged
+    assert found.ability_residual <= tolerance

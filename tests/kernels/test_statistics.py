@@ -115,3 +115,12 @@ def test_spearman():
     assert spearman(x, np.array([1.0, 3.0, 2.0, 4.0])) == pytest.approx(0.8)
     assert np.isnan(spearman(x, np.ones(4)))
     assert np.isnan(spearman(x[:1], x[:1]))
+
+
+def test_values_that_differ_by_rounding_share_a_rank():
+    x = np.array([1.0, 2.0, 2.0 + 4e-16, 0.5, 1.0 - 2e-16, 2.0 + 1e-3])
+    assert competition_ranks(x).tolist() == [4, 2, 2, 6, 4, 1]
+    assert competition_ranks(np.zeros(3)).tolist() == [1, 1, 1]
+    assert competition_ranks(np.zeros(0)).size == 0
+    tiny = np.array([3e-12, 1e-12, 2e-12])
+    assert competition_ranks(tiny).tolist() == [1, 3, 2]

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark import dimensions
-from cbmm_spark.config import Config, IngestConfig
+from cbmm_spark import ingest as module
+from cbmm_spark.config import ChecksConfig, Config, IngestConfig
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.ingest import IngestReport, ingest
+from cbmm_spark.readers import RAW_COLUMNS, RawFrame
 from cbmm_spark.tables import Warehouse
 
 TABLES = ("responses", "models", "items", "quarantine")
@@ -132,7 +136,7 @@ def test_permuted_input_gives_identical_tables(spark: SparkSession, tmp_path: Pa
         pd.DataFrame(rows).to_csv(path, index=False)
         report = ingest(spark, warehouse, Config(), str(path))
         check(report)
-        results.append((report.as_json(), {name: stored(warehouse, name) for name in TABLES}))
+        results.append((replace(report, ingest_id="").as_json(), {name: stored(warehouse, name) for name in TABLES}))
         dice.shuffle(rows)
     assert results[0] == results[1]
     assert "conflicting_duplicate" in results[0][0]
@@ -323,6 +327,84 @@ def test_what_was_assumed_is_counted(take: Take, warehouse: Warehouse) -> None:
     }
     assert scores(warehouse)["m1", "i2"] is None
     assert "rows by default" in "\n".join(report.lines())
+
+
+# ------------------------------------------------------------------------------------- looked for before writing
+def test_names_alike_are_told_and_kept_apart(take: Take, warehouse: Warehouse) -> None:
+    """Case R8, within an input and against what is stored."""
+    first = take([("Org/X", "i1", 1), ("org/x", "i1", 0), ("Y", "i1", 1)])
+    assert [w for w in first.warnings if "'Org/X' and 'org/x'" in w]
+    assert {m for m, _ in scores(warehouse)} == {"Org/X", "org/x", "Y"}
+    later = take([("y", "i1", 1)], "later.jsonl")
+    assert [w for w in later.warnings if "'Y' and 'y'" in w]
+    assert not [w for w in later.warnings if "Org/X" in w], "what is stored alone is no news"
+    assert not take([("Z", "i1", 1)], "other.jsonl").warnings
+    with pytest.raises(InputError, match=r"differ only by case or spaces.*ingest\.checks\.names"):
+        take([("z", "i1", 1)], "strict.jsonl", checks=ChecksConfig(names="fail"))
+    assert "z" not in {m for m, _ in scores(warehouse)}
+
+
+def test_what_vanished_from_the_same_files_is_told_and_stays(take: Take, warehouse: Warehouse) -> None:
+    """Case R14."""
+    take([("m1", "i1", 1), ("m2", "i1", 0), ("m1", "i2", 1)])
+    take([("m9", "i9", 1)], "other.jsonl")
+    report = take([("m1", "i1", 1)])
+    assert [w.split(" that these")[0] for w in report.warnings] == ["models", "items"]
+    assert "such as 'm2'" in report.warnings[0]
+    assert "such as 'i2'" in report.warnings[1]
+    assert len(scores(warehouse)) == 4
+    with pytest.raises(InputError, match="not in them any more"):
+        take([("m1", "i1", 1)], checks=ChecksConfig(vanished="fail"))
+    assert not take([("m1", "i1", 1)], checks=ChecksConfig(vanished="ignore")).warnings
+
+
+def test_coverage_is_reported(take: Take) -> None:
+    rows = [("m1", f"i{i}", 1) for i in range(4)] + [("m2", "i0", 1), ("m2", "i1", None), ("m3", "i0", 0)]
+    (covered,) = take(rows).coverage
+    assert (covered.models, covered.items, covered.lowest, covered.lowest_model) == (3, 4, 0.25, "m3")
+    assert covered.mean == pytest.approx((1 + 0.5 + 0.25) / 3)
+
+
+def test_every_ingest_has_its_row(take: Take, warehouse: Warehouse) -> None:
+    reports = [take([("m1", "i1", 1), ("m1", "i2", "maybe")]), take([("m1", "i1", 0, "2024-01-01")])]
+    rows = sorted(warehouse.read("ingests").collect(), key=lambda row: row["started_at"])
+    assert [row["ingest_id"] for row in rows] == [report.ingest_id for report in reports]
+    for row, report in zip(rows, reports, strict=True):
+        assert (row["rows_read"], row["new"], row["corrected"], row["quarantined"]) == (
+            report.read, report.new, report.corrected, report.refused,
+        )  # fmt: skip
+        assert json.loads(row["report"]) == json.loads(report.as_json())
+        assert row["started_at"] <= row["finished_at"]
+
+
+def with_contents(spark: SparkSession, rows: list[tuple[str, str, str, str]]) -> RawFrame:
+    """A reader's frame of (model, item, score, content_hash), each of benchmark b."""
+    frame = spark.createDataFrame(rows, "model_id string, item_id string, score_raw string, content_hash string")
+    given = {"benchmark": "b", "attempt": "1", "source": "f", "raw": "{}"}
+    others = {name: F.lit(given.get(name)).cast("string") for name in RAW_COLUMNS if name not in frame.columns}
+    return RawFrame(frame.withColumns(others).withColumn("position", F.lit(0).cast("long")).select(*RAW_COLUMNS))
+
+
+@pytest.mark.parametrize("nights", [1, 2])
+def test_one_id_with_two_contents_stops_the_input(
+    spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, nights: int
+) -> None:
+    """Within an input, and between nights; rows without a hash say nothing."""
+    rows = [("m1", "i1", "1", "h1"), ("m1", "i2", "1", "h2"), ("m2", "i1", "0", "other"), ("m2", "i3", "1", None)]
+    parts = [rows] if nights == 1 else [rows[:2], rows[2:]]
+    waiting = [with_contents(spark, part) for part in parts]
+    monkeypatch.setattr(module, "read_source", lambda *_: (waiting.pop(0), "test", "given"))
+    for _ in range(nights - 1):
+        ingest(spark, warehouse, Config(), "x")
+    with pytest.raises(InputError, match=r"another content .*1 of 'b' \(such as 'i1'\).*nothing was written"):
+        ingest(spark, warehouse, Config(), "x")
+    assert warehouse.exists("responses") == (nights == 2)
+    waiting.append(with_contents(spark, parts[-1]))
+    warned = ingest(spark, warehouse, Config(ingest=IngestConfig(checks=ChecksConfig(content="warn"))), "x")
+    assert "another content" in warned.warnings[0]
+    assert warned.new == len(parts[-1])
+    hashes = {row["item_id"]: row["content_hash"] for row in warehouse.read("items").collect()}
+    assert (hashes["i3"], hashes["i2"] is None) == (None, False)
 
 
 def test_other_names_are_stored_under_one(spark: SparkSession, warehouse: Warehouse, tmp_path: Path) -> None:

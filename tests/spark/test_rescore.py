@@ -13,6 +13,7 @@ import pyarrow.dataset as dataset
 import pytest
 from pyspark.sql import SparkSession
 
+from cbmm_spark import rescore as module
 from cbmm_spark.checkpoint import saved_abilities
 from cbmm_spark.config import Config, PackConfig, RescoreConfig, ScalesConfig, SolverConfig
 from cbmm_spark.errors import InputError, NotConvergedError
@@ -307,6 +308,27 @@ def test_the_next_night_begins_where_the_last_one_ended(night: Night, copy_of_ni
     assert again.scales["overall"]["iterations"] == night.report.scales["overall"]["iterations"]
 
 
+def test_further_starts_keep_the_best_and_the_next_night_starts_from_it(
+    copy_of_night: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SAME_OPTIMUM", -1.0)  # the second start always wins
+    heard = Heard()
+    config = replace(CONFIG, solver=replace(CONFIG.solver, starts=2))
+    day = DAY + dt.timedelta(days=1)
+    report = rescore(copy_of_night.spark, copy_of_night, config, day, heard)
+    told = heard.of("start")
+    assert {(e["scale"], e["number"]) for e in told} == {("overall", 1), ("x", 1), ("y", 1)}
+    assert all(abs(e["relative_gain"]) < 1e-8 for e in told)
+    saved = saved_abilities(copy_of_night, report.run_id)
+    for scale, (iteration, models, theta) in saved.items():
+        assert iteration > report.scales[scale]["iterations"]
+        where = f"scale = '{scale}' AND run_id = '{report.run_id}' AND ability IS NOT NULL"
+        rows = {r["model_id"]: r["ability"] for r in copy_of_night.read("abilities").where(where).collect()}
+        ability = np.array([rows[f"model {m:05d}"] for m in models])
+        slope, origin = np.polyfit(theta, ability, 1)
+        np.testing.assert_allclose(slope * theta + origin, ability, atol=1e-12)
+
+
 def test_a_run_that_does_not_converge_publishes_nothing(night: Night, copy_of_night: Warehouse) -> None:
     before = without_run(published(copy_of_night, "abilities").collect())
     config = Config(pack=CONFIG.pack, solver=SolverConfig(max_iterations=1))
@@ -378,7 +400,7 @@ def test_flags_of_scales_say_what_the_warnings_say(thin: Night) -> None:
     assert flags["apart"] == {"disconnected"}
     assert "few_items" in flags["two items"]
     assert flags["one model"] == {"few_items", "single_model"}
-    assert any("'coin flips'" in w and "chance" in w for w in thin.report.warnings)
+    assert any("'coin flips'" in w and "no more than by chance" in w for w in thin.report.warnings)
     assert sum(len(f - {""}) for f in flags.values()) == len(thin.report.warnings)
 
 

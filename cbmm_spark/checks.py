@@ -1,0 +1,192 @@
+"""What is looked for in a batch before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812
+
+from cbmm_spark.batch import Batch
+from cbmm_spark.config import ChecksConfig, Strictness
+from cbmm_spark.errors import InputError
+from cbmm_spark.tables import Warehouse
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of a benchmark the models of a batch answered: shares of the items that any of them has."""
+
+    benchmark: str
+    models: int
+    items: int
+    lowest: float
+    lowest_model: str
+    mean: float
+
+    def line(self) -> str:
+        """For a person."""
+        models = f"{self.models:,} model{'s' * (self.models != 1)} x {self.items:,} items of {self.benchmark!r}"
+        if self.lowest == 1.0:
+            return f"{models}, all answered"
+        return f"{models}, {self.mean:.1%} answered on average, least by {self.lowest_model!r}: {self.lowest:.1%}"
+
+
+def check_batch(warehouse: Warehouse, batch: Batch, checks: ChecksConfig) -> list[str]:
+    """Return what a person should look at, in sentences.
+
+    Parameters
+    ----------
+    warehouse
+        What is stored already.
+    batch
+        What is to be stored.
+    checks
+        How strict to be.
+
+    Raises
+    ------
+    InputError
+        A check set to "fail" found something; nothing was written.
+    """
+    found: list[str] = []
+    steps: Sequence[tuple[Strictness, str, Callable[[Warehouse, Batch], list[str]]]] = (
+        (checks.content, "content", _two_contents),
+        (checks.names, "names", _names_alike),
+        (checks.vanished, "vanished", _vanished),
+    )
+    for strictness, name, look in steps:
+        if strictness == "ignore":
+            continue
+        told = look(warehouse, batch)
+        if told and strictness == "fail":
+            raise InputError(
+                f'{batch.path}: {told[0]}; nothing was written (ingest.checks.{name} = "warn" lets it pass)'
+            )
+        found += told
+    return found
+
+
+def coverage(batch: Batch) -> list[Coverage]:
+    """Return the coverage of every benchmark of a batch, by name."""
+    per_model = batch.keys.groupBy("benchmark", "model_id").agg(F.countDistinct("item_id").alias("items"))
+    items = batch.keys.groupBy("benchmark").agg(F.countDistinct("item_id").alias("all_items"))
+    share = F.col("items") / F.col("all_items")
+    rows = (
+        per_model.join(F.broadcast(items), "benchmark")
+        .groupBy("benchmark")
+        .agg(
+            F.count("*").alias("models"),
+            F.first("all_items").alias("items"),
+            F.min(F.struct(share.alias("share"), "model_id")).alias("lowest"),
+            F.avg(share).alias("mean"),
+        )
+        .orderBy("benchmark")
+        .collect()
+    )
+    return [
+        Coverage(r["benchmark"], r["models"], r["items"], r["lowest"]["share"], r["lowest"]["model_id"], r["mean"])
+        for r in rows
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ contents
+def _two_contents(warehouse: Warehouse, batch: Batch) -> list[str]:
+    """Items with two contents, within the batch or between it and what is stored (cases R9, and renamed tasks)."""
+    if not batch.has_content:
+        return []
+    found = item_contents(batch)
+    told = [_contents_sentence(found.where(F.col("low") != F.col("high")), "for one model than for another")]
+    if warehouse.exists("items"):
+        stored = warehouse.read("items").where(F.col("content_hash").isNotNull())
+        joined = found.join(stored.select("benchmark", "item_id", "content_hash"), ["benchmark", "item_id"])
+        told.append(_contents_sentence(joined.where(F.hex("low") != F.col("content_hash")), "than the stored one"))
+    return [sentence for sentence in told if sentence]
+
+
+def item_contents(batch: Batch) -> DataFrame:
+    """Return the smallest and largest hash of every item's contents: benchmark, item_id, low, high."""
+    return batch.keys.groupBy("benchmark", "item_id").agg(
+        F.min("content_low").alias("low"), F.max("content_high").alias("high")
+    )
+
+
+def _contents_sentence(items: DataFrame, where: str) -> str:
+    benchmarks = items.groupBy("benchmark").agg(F.count("*").alias("items"), F.min("item_id").alias("item_id"))
+    rows = benchmarks.orderBy("benchmark").collect()  # one a benchmark
+    if not rows:
+        return ""
+    shown = ", ".join(f"{r['items']} of {r['benchmark']!r} (such as {r['item_id']!r})" for r in rows[:_SHOWN])
+    return (
+        f"items have another content {where}: {shown}{_and_more(rows)}; give the versions of the benchmark names of "
+        "their own ([ingest.benchmarks])"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ names
+def _names_alike(warehouse: Warehouse, batch: Batch) -> list[str]:
+    """Names that differ by case or white space only (case R8)."""
+    told = []
+    benchmarks = batch.keys.select(F.col("benchmark").alias("name")).distinct()
+    for kind, table, column, names in (
+        ("model", "models", "model_id", batch.models.select(F.col("model_id").alias("name"))),
+        ("benchmark", "items", "benchmark", benchmarks),
+    ):
+        stored = warehouse.read(table).select(F.col(column).alias("name")) if warehouse.exists(table) else None
+        everything = names if stored is None else names.unionByName(stored)
+        alike = (
+            everything.distinct().groupBy(_folded(F.col("name"))).agg(F.sort_array(F.collect_set("name")).alias("n"))
+        )
+        new = names.select(_folded(F.col("name")).alias("folded")).distinct()
+        rows = (
+            alike.toDF("folded", "n")
+            .where(F.size("n") > 1)
+            .join(new, "folded", "left_semi")
+            .orderBy("folded")
+            .collect()
+        )
+        if rows:
+            shown = "; ".join(" and ".join(map(repr, r["n"][:_SHOWN])) for r in rows[:_SHOWN])
+            told.append(
+                f"{kind}s whose names differ only by case or spaces are kept apart: {shown}{_and_more(rows)}; "
+                f"[ingest.{kind}s] makes them one"
+            )
+    return told
+
+
+def _folded(name: Column) -> Column:
+    return F.regexp_replace(F.lower(name), r"\s+", "")
+
+
+# ------------------------------------------------------------------------------------------------ vanished
+def _vanished(warehouse: Warehouse, batch: Batch) -> list[str]:
+    """Models and items that the same files had when they were last ingested, and lack now (case R14)."""
+    if not warehouse.exists("responses"):
+        return []
+    buckets = list(batch.counts.buckets)
+    stored = warehouse.read("responses").where(F.col("benchmark_bucket").isin(buckets))
+    stored = stored.join(F.broadcast(batch.sources.select("source")), "source", "left_semi")
+    told = []
+    for kind, key in (("models", "model_id"), ("items", "item_id")):
+        before, now = (frame.select("benchmark", key).distinct() for frame in (stored, batch.keys))
+        benchmarks = batch.keys.select("benchmark").distinct()
+        gone = before.join(F.broadcast(benchmarks), "benchmark", "left_semi").join(now, ["benchmark", key], "left_anti")
+        rows = (
+            gone.groupBy("benchmark")
+            .agg(F.count("*").alias("n"), F.min(key).alias("one"))
+            .orderBy("benchmark")
+            .collect()
+        )
+        if rows:
+            shown = ", ".join(f"{r['n']} of {r['benchmark']!r} (such as {r['one']!r})" for r in rows[:_SHOWN])
+            told.append(
+                f"{kind} that these files had before are not in them any more and stay stored: {shown}{_and_more(rows)}"
+            )
+    return told
+
+
+def _and_more(rows: Sequence[Row]) -> str:
+    return f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
