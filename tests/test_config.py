@@ -149,7 +149,7 @@ WRONG = [
     ("solver.tolerance", '"small"', "a finite number"),
     ("solver.tolerance", "nan", "a finite number"),
     ("solver.tolerance", "inf", "a finite number"),
-    ("solver.tolerance", "0", "above 0"),
+    ("solver.tolerance", "0", "at least 1e-09"),
     ("solver.tolerance", "false", "a finite number"),
     ("solver.sigma", "-1.0", "above 0"),
     ("solver.method", '"newton"', '"nodes" or "paper"'),

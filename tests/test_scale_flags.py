@@ -46,4 +46,4 @@ def test_bounds_are_those_of_a_fit_without_penalty() -> None:
     fit = fitted(penalty=Penalty(0.0, 0.0, 0.0))
     far = replace(fit, theta=np.where(np.arange(40) == 3, 10.0, fit.theta))
     assert reasons(far) == {"at_bound"}
-    assert reasons(replace(far, items={})) == set(), "the paper's recurrence has no bounds"
+    assert reasons(replace(far, items={}, items_at_bound=0)) == set(), "the paper's recurrence has no bounds"
