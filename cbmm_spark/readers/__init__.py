@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import ConfigError, InputError
-from cbmm_spark.readers import delimited, delta, helm, irw, jsonl, parquet, py_irt, wide
+from cbmm_spark.readers import delimited, delta, helm, irw, jsonl, parquet, py_irt, swe_bench, wide
 from cbmm_spark.readers.base import LEFT_OUT, RAW_COLUMNS, RawFrame, Reader, ReadOptions, Sample, assign_roles
 from cbmm_spark.readers.files import look_at
 from cbmm_spark.readers.mapping import renamed
@@ -19,7 +19,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         reader.name: reader
         for reader in (
             # Those that name every column as they like come last: each of the others looks like one of them.
-            *(delta.READER, helm.READER, py_irt.READER, irw.READER),
+            *(delta.READER, helm.READER, swe_bench.READER, py_irt.READER, irw.READER),
             *(parquet.READER, jsonl.READER, delimited.READER, wide.WIDE_MODELS, wide.WIDE_ITEMS),
         )
     }
