@@ -133,10 +133,13 @@ def _add_ingest(commands: Any) -> None:
     parser = _add_command(
         commands, "ingest", _ingest, "Read evaluation results, check them and merge them into the table `responses`."
     )
-    parser.add_argument("--input", required=True, metavar="PATH", help="file, folder, pattern or URI")
+    parser.add_argument("--input", required=True, metavar="PATH", help="file, folder, pattern, URI or table:NAME")
     parser.add_argument("--format", default="auto", metavar="NAME", help="a reader's name, or auto (the default)")
     parser.add_argument("--benchmark", metavar="NAME", help="benchmark of all rows, where the input does not name one")
     parser.add_argument("--model", metavar="NAME", help="model of all rows, where the input does not name one")
+    parser.add_argument(
+        "--items", metavar="PATH", help="all items of the benchmark, one id a line, where the input lists only some"
+    )
 
 
 def _add_rescore(commands: Any) -> None:
@@ -190,6 +193,8 @@ def _check_out(out: Path) -> None:
 def _ingest(given: argparse.Namespace) -> int:
     config = _config(given)
     check_input(given.input)
+    if given.items is not None:
+        check_input(given.items, "list of items")
     preflight.check_writable(config.warehouse)
     with Progress(given.output) as progress, _spark(config, "cbmm-spark ingest") as spark:
         from cbmm_spark.ingest import ingest
@@ -197,7 +202,14 @@ def _ingest(given: argparse.Namespace) -> int:
 
         warehouse = Warehouse(spark, _root(config))
         report = ingest(
-            spark, warehouse, config, given.input, format=given.format, benchmark=given.benchmark, model=given.model
+            spark,
+            warehouse,
+            config,
+            given.input,
+            format=given.format,
+            benchmark=given.benchmark,
+            model=given.model,
+            items=given.items,
         )
         progress.result(
             "ingested",
@@ -260,26 +272,33 @@ def _show(progress: Progress, warehouse: Warehouse, config: Config, report: Resc
     )
 
 
-def check_input(location: str) -> None:
+def check_input(location: str, noun: str = "input") -> None:
     """See that an input on a local disk exists and holds something.
+
+    Parameters
+    ----------
+    location
+        A path or URI, or the name of a catalog's table, which only Spark can look at.
+    noun
+        What it is, for the message.
 
     Raises
     ------
     InputError
         It does not.
     """
-    path = preflight.local_path(location)
+    path = None if preflight.table_name(location) is not None else preflight.local_path(location)
     if path is None:
         return
     text = str(path)
     found = [path] if path.exists() else [Path(each) for each in glob.iglob(text)]
     if not found:
-        raise InputError(f"the input {location} does not exist")
+        raise InputError(f"the {noun} {location} does not exist")
     if path.is_dir():
         if next(path.iterdir(), None) is None:
-            raise InputError(f"the input folder {location} is empty")
+            raise InputError(f"the {noun} folder {location} is empty")
     elif all(each.is_file() and each.stat().st_size == 0 for each in found):
-        raise InputError(f"the input {location} is empty")
+        raise InputError(f"the {noun} {location} is empty")
 
 
 def check_warehouse(warehouse: str) -> None:

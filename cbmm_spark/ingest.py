@@ -38,6 +38,7 @@ def ingest(
     format: str = "auto",
     benchmark: str | None = None,
     model: str | None = None,
+    items: str | None = None,
 ) -> IngestReport:
     """Take evaluation results into the warehouse.
 
@@ -50,11 +51,13 @@ def ingest(
     config
         `ingest` is read.
     path
-        File, folder or glob.
+        File, folder or glob, or the name of a catalog's table.
     format
         One of `readers.FORMATS`.
     benchmark, model
         For a source that has no column for them.
+    items
+        A file or table of all items of the benchmark, for formats that list only some of them.
 
     Returns
     -------
@@ -74,7 +77,7 @@ def ingest(
     if spark.conf.get("spark.sql.session.timeZone") not in _UTC_NAMES:
         raise ConfigError("the Spark session is not in UTC: set spark.sql.session.timeZone=UTC")
     rules = config.ingest
-    options = ReadOptions(rules, benchmark, model)
+    options = ReadOptions(rules, benchmark, model, items)
     raw, name, reason = read_source(spark, path, format, options)
     started = datetime.now(UTC)
     with ExitStack() as held:

@@ -22,6 +22,22 @@ INSTALL_JAVA = (
     "install a Java of 17 or newer (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; "
     "Fedora: dnf install java-21-openjdk-headless; macOS: brew install openjdk@17)"
 )
+_FILE_ENDINGS = (
+    "csv",
+    "tsv",
+    "tab",
+    "txt",
+    "json",
+    "jsonl",
+    "ndjson",
+    "parquet",
+    "pq",
+    "gz",
+    "bz2",
+    "zst",
+    "eval",
+    "log",
+)
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
@@ -125,6 +141,20 @@ def local_path(location: str) -> Path | None:
     if "://" in location or (len(parts.scheme) > 1 and parts.path.startswith("/")):
         return None
     return Path(location)
+
+
+def table_name(location: str) -> str | None:
+    """The name of the catalog's table that an input is, None where it is a path.
+
+    `table:NAME` is always a table, `catalog.schema.table` is one unless a file has that name or it ends as files do.
+    """
+    prefix = "table:"
+    if location.startswith(prefix) and location != prefix:
+        return location.removeprefix(prefix)
+    parts = re.fullmatch(r"\w+\.\w+\.(\w+)", location)
+    if parts is None or parts.group(1).lower() in _FILE_ENDINGS or Path(location).exists():
+        return None
+    return location
 
 
 def warehouse_path(warehouse: str) -> Path | None:

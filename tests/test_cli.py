@@ -56,6 +56,7 @@ REFUSED = [
     (["ingest", "--input", "gone-*.csv"], 3, "the input gone-*.csv does not exist"),
     (["ingest", "--input", "empty.csv"], 3, "the input empty.csv is empty"),
     (["ingest", "--input", "empty"], 3, "the input folder empty is empty"),
+    (["ingest", "--input", "full.csv", "--items", "gone.txt"], 3, "the list of items gone.txt does not exist"),
     (["ingest", "--input", "full.csv", "--config", "gone.toml"], 2, "gone.toml does not exist"),
     (["ingest", "--input", "full.csv", "--config", "broken.toml"], 2, "broken.toml is not valid TOML"),
     (["ingest", "--input", "full.csv", "--config", "unknown.toml"], 2, "did you mean solver.tolerance?"),

@@ -162,3 +162,21 @@ def test_a_warehouse_that_can_be_made_is_taken_and_not_made(tmp_path: Path) -> N
     preflight.check_writable("s3a://bucket/warehouse")
     preflight.check_writable("catalog.schema")
     assert not (tmp_path / "new").exists()
+
+
+def test_what_is_a_table_of_a_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.own.results").write_text("x")
+    names = {
+        "table:results": "results",
+        "table:a.b.`c d`": "a.b.`c d`",
+        "main.evals.results": "main.evals.results",
+        "my.own.results": None,
+        "scores.2024.csv": None,
+        "a/b.c.d": None,
+        "results": None,
+        "schema.results": None,
+        "table:": None,
+        "s3a://bucket/a.b.c": None,
+    }
+    assert {location: preflight.table_name(location) for location in names} == names

@@ -9,7 +9,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import ConfigError, InputError
-from cbmm_spark.readers import delimited, delta, jsonl, parquet, wide
+from cbmm_spark.preflight import table_name
+from cbmm_spark.readers import delimited, delta, helm, irw, jsonl, parquet, py_irt, swe_bench, table, wide
 from cbmm_spark.readers.base import LEFT_OUT, RAW_COLUMNS, RawFrame, Reader, ReadOptions, Sample, assign_roles
 from cbmm_spark.readers.files import look_at
 from cbmm_spark.readers.mapping import renamed
@@ -17,7 +18,11 @@ from cbmm_spark.readers.mapping import renamed
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
         reader.name: reader
-        for reader in (delta.READER, parquet.READER, jsonl.READER, delimited.READER, wide.WIDE_MODELS, wide.WIDE_ITEMS)
+        for reader in (
+            # Those that name every column as they like come last: each of the others looks like one of them.
+            *(table.READER, delta.READER, helm.READER, swe_bench.READER, py_irt.READER, irw.READER),
+            *(parquet.READER, jsonl.READER, delimited.READER, wide.WIDE_MODELS, wide.WIDE_ITEMS),
+        )
     }
 )
 """All formats by name, in the order in which they are tried."""
@@ -25,7 +30,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 _FAMILIES = MappingProxyType(
     {
         "auto": tuple(READERS),
-        "long": ("delta", "parquet", "jsonl", "csv"),
+        "long": ("table", "delta", "irw", "parquet", "jsonl", "csv"),
         "wide": ("wide-models", "wide-items"),
     }
 )
@@ -42,7 +47,7 @@ def read_source(spark: SparkSession, path: str, format: str, options: ReadOption
     spark
         The session.
     path
-        File, folder or glob on any file system Spark knows.
+        File, folder or glob on any file system Spark knows, or the name of a catalog's table.
     format
         One of `FORMATS`.
     options
@@ -62,7 +67,8 @@ def read_source(spark: SparkSession, path: str, format: str, options: ReadOption
     """
     if format not in FORMATS:
         raise ConfigError(f"unknown format {format}: use one of {', '.join(FORMATS)}")
-    sample = look_at(spark, path, options.columns)
+    is_table = format in (*_FAMILIES, table.READER.name) and table_name(path) is not None
+    sample = Sample(path, (), "", (), False, options.columns) if is_table else look_at(spark, path, options.columns)
     name, reason = (format, "given") if format in READERS else _detect(sample, format, options)
     return _renamed(READERS[name].read(spark, sample, options), options), name, reason
 

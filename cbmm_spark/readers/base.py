@@ -109,6 +109,8 @@ class Sample:
         Whether the folder has a Delta log.
     columns
         The accepted column names.
+    beginning
+        The first lines of the file of `first_line`, for formats whose first line tells nothing.
     """
 
     path: str
@@ -117,6 +119,7 @@ class Sample:
     parquet_columns: Sequence[str]
     is_delta: bool
     columns: ColumnsConfig
+    beginning: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class RawFrame:
     Attributes
     ----------
     frame
-        `RAW_COLUMNS`.
+        `RAW_COLUMNS`, and after them any columns, named with an underscore first, that `defaults` are about.
     notes
         What was decided on the way for the whole source, in sentences for the report.
     defaults

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config import ColumnsConfig
@@ -16,6 +16,8 @@ from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import Sample
 
 _LONGEST_FIRST_LINE = 16 << 20  # characters: the header of a wide table with 100,000 long names fits
+_BEGINNING = 200  # lines
+_BEGINNING_OF_LINE = 4096  # characters of each of them
 _FILES_LOOKED_AT = 10_000  # names on the driver for detection; reading itself lists them all
 
 # Spark's error conditions that are about the data given, by how the condition begins.
@@ -30,6 +32,12 @@ _ABOUT_INPUT = {
     "COLUMN_ALREADY_EXISTS": "has two columns of the same name",
     "PARQUET_TYPE_": "has a Parquet column type that Spark cannot read",
     "PARQUET_COLUMN_DATA_TYPE_MISMATCH": "holds files whose columns have different types",
+    "TABLE_OR_VIEW_NOT_FOUND": "does not exist in the catalog",
+    "SCHEMA_NOT_FOUND": "does not exist in the catalog",
+    "CATALOG_NOT_FOUND": "is in a catalog that this Spark session does not have (spark.sql.catalog.NAME)",
+    "REQUIRES_SINGLE_PART_NAMESPACE": "is in a catalog that this Spark session does not have (spark.sql.catalog.NAME)",
+    "PARSE_SYNTAX_ERROR": "is no name of a table; quote unusual parts: table:catalog.schema.`my table`",
+    "INVALID_IDENTIFIER": "is no name of a table; quote unusual parts: table:catalog.schema.`my table`",
     "DELTA_TABLE_NOT_FOUND": "is not a Delta table",
     "DELTA_MISSING_DELTA_TABLE": "is not a Delta table",
     "DELTA_PATH_DOES_NOT_EXIST": "does not exist",
@@ -90,7 +98,9 @@ def look_at(spark: SparkSession, path: str, columns: ColumnsConfig) -> Sample:
     named_parquet = all(name.lower().endswith((".parquet", ".pq")) for name in files)
     first = "" if named_parquet else _first_line(spark, path)
     parquet = named_parquet or first.startswith("PAR1")
-    return Sample(path, files, first, _parquet_columns(spark, path) if parquet else (), False, columns)
+    # A file of JSON lines is told by its first line; of JSON over many lines the first one is but a bracket.
+    beginning = _beginning(spark, path) if first.strip() in ("{", "[", "[{") else first[: 1 << 16]
+    return Sample(path, files, first, _parquet_columns(spark, path) if parquet else (), False, columns, beginning)
 
 
 def _list(spark: SparkSession, path: str) -> list[str]:
@@ -119,6 +129,37 @@ def _first_line(spark: SparkSession, path: str) -> str:
     with reading(path):
         rows = lines.where("length(trim(value)) > 0").select(F.substring("value", 1, _LONGEST_FIRST_LINE)).head(1)
     return str(rows[0][0]).removeprefix("\ufeff") if rows else ""
+
+
+def _beginning(spark: SparkSession, path: str) -> str:
+    lines = spark.read.option("recursiveFileLookup", "true").text(path)
+    with reading(path):
+        rows = lines.select(F.substring("value", 1, _BEGINNING_OF_LINE)).head(_BEGINNING)
+    return "\n".join(row[0] for row in rows)
+
+
+def whole_files(spark: SparkSession, path: str, pattern: str | None = None) -> DataFrame:
+    """One row per text file: its whole text as `value`, and its `source`.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    path
+        File, folder or glob.
+    pattern
+        Only files whose name fits it.
+    """
+    reader = spark.read.option("recursiveFileLookup", "true")
+    if pattern is not None:
+        reader = reader.option("pathGlobFilter", pattern)
+    with reading(path):
+        return reader.text(path, wholetext=True).select("value", F.col("_metadata.file_path").alias("source"))
+
+
+def path_of(source: Column) -> Column:
+    """Return the path of a file as it is written on disk: Spark's metadata has it as a URI, with `%20` for a space."""
+    return F.url_decode(F.replace(source, F.lit("+"), F.lit("%2B")))
 
 
 def _parquet_columns(spark: SparkSession, path: str) -> Sequence[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, assign_roles, canonical, row_as_json
@@ -15,13 +15,18 @@ def _detect(sample: Sample) -> str | None:
     return f"Parquet, {reason}" if reason else None
 
 
-def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame:
+def frame_of(spark: SparkSession, sample: Sample) -> DataFrame:
+    """Return the rows of all files, with the columns of any of them."""
     # A folder `model=007` must not become the number 7; files with other columns must not lose them in silence.
     with (
         reading(sample.path),
         session_settings(spark, spark__sql__sources__partitionColumnTypeInference__enabled="false"),
     ):
-        frame = spark.read.option("mergeSchema", "true").parquet(sample.path)
+        return spark.read.option("mergeSchema", "true").parquet(sample.path)
+
+
+def as_long(frame: DataFrame, sample: Sample, options: ReadOptions) -> RawFrame:
+    """Give rows of `frame_of` their canonical columns."""
     return canonical(
         frame,
         assign_roles(frame.columns, options, sample.path),
@@ -31,6 +36,10 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
         position=F.col("_metadata.row_index"),
         raw=row_as_json(frame),
     )
+
+
+def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame:
+    return as_long(frame_of(spark, sample), sample, options)
 
 
 READER = Reader("parquet", "long Parquet, a file or a folder, one row a response", _detect, _read)

@@ -1,0 +1,65 @@
+"""JSON lines of py-irt, one subject a line: https://github.com/nd-ball/py-irt.
+
+`{"subject_id": "model", "responses": {"item": 1, "other item": 0}}`; a line need not have all items.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from cbmm_spark.errors import InputError
+from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Roles, Sample, canonical
+
+_SUBJECT = re.compile(r'^\s*\{(.*[,\s])?\s*"subject_id"\s*:', re.DOTALL)
+_RESPONSES = re.compile(r'"responses"\s*:\s*\{')
+_OPTIONS = {"allowNonNumericNumbers": "true"}
+_QUOTED = r'^"([+-]?(NaN|INF|Infinity))"$'  # how Spark writes NaN and Infinity that stood there without quotes
+
+
+def _detect(sample: Sample) -> str | None:
+    line = sample.first_line
+    fits = _SUBJECT.match(line) and _RESPONSES.search(line)
+    return "its first line has a subject_id and responses by item" if fits else None
+
+
+def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame:
+    if options.model is not None:
+        raise InputError(f"{sample.path} has a subject_id in every line, which is the model: leave out --model")
+    lines = (
+        spark.read.option("recursiveFileLookup", "true")
+        .text(sample.path)
+        .where("length(trim(value)) > 0")
+        .select("value", F.col("_metadata.file_path").alias("source"))
+    )
+    parsed = F.from_json("value", "subject_id string, responses string", _OPTIONS)
+    by_item = F.from_json("parsed.responses", "map<string,string>", _OPTIONS)
+    frame = lines.withColumn("parsed", parsed).withColumn("by_item", by_item)
+    # Two answers to one item in one line are both in the map: which of them holds is for the duplicates rule to say.
+    malformed = F.col("by_item").isNull() | F.col("parsed.subject_id").isNull()
+    frame = frame.withColumn("malformed", malformed)
+    frame = frame.select(
+        F.col("parsed.subject_id").alias("subject_id"),
+        "source",
+        "malformed",
+        F.when(F.col("malformed"), F.col("value")).alias("value"),
+        (F.size("by_item") == 0).alias("empty"),
+        F.explode_outer(F.when(~F.col("malformed"), F.col("by_item"))).alias("item", "answer"),
+    ).withColumn("response", F.regexp_replace("answer", _QUOTED, "$1"))
+    response = F.struct("subject_id", "item", "response")
+    return canonical(
+        frame,
+        Roles({"model": "subject_id", "item": "item", "score": "response"}),
+        options,
+        sample.path,
+        source=F.col("source"),
+        problem=F.when(F.col("malformed"), "malformed_row").when(F.col("empty"), "no_result"),
+        raw=F.when(F.col("malformed"), F.to_json(F.struct(F.col("value").alias("row")))).otherwise(
+            F.to_json(response, {"ignoreNullFields": "false"})
+        ),
+    )
+
+
+READER = Reader("py-irt", "JSON lines of py-irt, one subject with all its responses a line", _detect, _read)
