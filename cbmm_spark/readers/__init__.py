@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import ConfigError, InputError
-from cbmm_spark.readers import delimited, delta, jsonl, parquet, wide
+from cbmm_spark.readers import delimited, delta, jsonl, lm_eval, parquet, wide
 from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame, Reader, ReadOptions, Sample, assign_roles
 from cbmm_spark.readers.files import look_at
 from cbmm_spark.readers.mapping import renamed
@@ -17,7 +17,10 @@ from cbmm_spark.readers.mapping import renamed
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
         reader.name: reader
-        for reader in (delta.READER, parquet.READER, jsonl.READER, delimited.READER, wide.WIDE_MODELS, wide.WIDE_ITEMS)
+        for reader in (
+            *(delta.READER, lm_eval.READER),
+            *(parquet.READER, jsonl.READER, delimited.READER, wide.WIDE_MODELS, wide.WIDE_ITEMS),
+        )
     }
 )
 """All formats by name, in the order in which they are tried."""

@@ -126,7 +126,7 @@ class RawFrame:
     Attributes
     ----------
     frame
-        `RAW_COLUMNS`.
+        `RAW_COLUMNS`, and after them any columns, named with an underscore first, that `defaults` are about.
     notes
         What was decided on the way for the whole source, in sentences for the report.
     defaults

@@ -99,9 +99,10 @@ def _list(spark: SparkSession, path: str) -> list[str]:
     return sorted(row.path for row in listed)
 
 
-def binary_files(spark: SparkSession, path: str) -> DataFrame:
-    """One row per file: path, length, and the content where it is selected."""
-    return spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
+def binary_files(spark: SparkSession, path: str, names: str = "*") -> DataFrame:
+    """One row per file whose name fits a pattern: path, length, and the content where it is selected."""
+    reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+    return reader.option("pathGlobFilter", names).load(path)
 
 
 def _has_delta_log(spark: SparkSession, path: str) -> bool:
