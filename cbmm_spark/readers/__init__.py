@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import ConfigError, InputError
-from cbmm_spark.readers import delimited, delta, jsonl, lm_eval, parquet, wide
+from cbmm_spark.readers import delimited, delta, details, inspect_log, jsonl, lm_eval, openai_evals, parquet, wide
 from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame, Reader, ReadOptions, Sample, assign_roles
 from cbmm_spark.readers.files import look_at
 from cbmm_spark.readers.mapping import renamed
@@ -18,7 +18,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
     {
         reader.name: reader
         for reader in (
-            *(delta.READER, lm_eval.READER),
+            *(delta.READER, details.READER, lm_eval.READER, inspect_log.READER, openai_evals.READER),
             *(parquet.READER, jsonl.READER, delimited.READER, wide.WIDE_MODELS, wide.WIDE_ITEMS),
         )
     }

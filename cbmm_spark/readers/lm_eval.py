@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -72,22 +74,18 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
         raise InputError(f"{sample.path}: each file's name tells its task; leave out --benchmark")
     with reading(sample.path):
         files = _files(spark, sample, options)
-        choices = _choose(spark, sample.path, _tasks(files, sample.path), rules)
+        choices = _choose(spark, sample.path, _tasks(files), rules)
         filters = tuple(dict.fromkeys(choice.filter for choice in choices.values()))
         lines = _lines(spark, sample.path, _keys(rules, filters))
-    chosen = spark.createDataFrame(
-        [(task, choice.filter, choice.only) for task, choice in choices.items()],
-        "task string, chosen string, only_filter boolean",
-    )
-    known = lines.join(F.broadcast(files.join(F.broadcast(chosen), "task").drop("filters")), "source")
+        known = lines.join(F.broadcast(spark.createDataFrame(_with_filters(files, choices))), "source")
     return RawFrame(_responses(known, rules, filters), _notes(files, choices), _defaults(rules))
 
 
 # What holds for a whole file
 
 
-def _files(spark: SparkSession, sample: Sample, options: ReadOptions) -> DataFrame:
-    """One row a samples file, kept on the driver: a few short texts each, however large the files are."""
+def _files(spark: SparkSession, sample: Sample, options: ReadOptions) -> pa.Table:
+    """One row a samples file, on the driver: a few short texts each, however large the files are."""
     path = decoded(F.col("source"))
     listed = (
         binary_files(spark, sample.path, _SAMPLES)
@@ -107,15 +105,13 @@ def _files(spark: SparkSession, sample: Sample, options: ReadOptions) -> DataFra
         "revision",
         F.when(version != "N/A", version).alias("version"),
         stamp_as_time(F.col("stamp")).alias("evaluated_at"),
-        F.element_at("filters", F.col("task")).alias("filters"),
-    ).toArrow()  # fmt: skip
+        F.array_join(F.element_at("filters", F.col("task")), "\n").alias("filters"),
+    ).withColumn("model_guessed", ~F.col("model_told") & F.lit(options.model is None)).toArrow()  # fmt: skip
     if rows.num_rows == 0:
         raise InputError(f"{sample.path} holds no files named samples_<task>_<time>.jsonl")
     if options.model is not None and True in rows.column("model_told").unique().to_pylist():
         raise InputError(f"{sample.path}: results_<time>.json beside the samples names the model; leave out --model")
-    kept = spark.createDataFrame(rows)
-    given = F.lit(options.model is not None)
-    return kept.withColumn("model_guessed", ~F.col("model_told") & ~given)
+    return rows
 
 
 def _results(spark: SparkSession, sample: Sample) -> DataFrame:
@@ -151,13 +147,22 @@ def _folders(sample: Sample) -> list[str]:
     return [re.sub(r"([*?\[\]{}\\])", r"\\\1", folder) for folder in folders]
 
 
-def _tasks(files: DataFrame, path: str) -> dict[str, set[str] | None]:
+def _tasks(files: pa.Table) -> dict[str, set[str] | None]:
     """The filters of each task, by its results files; None where a samples file has none beside it."""
-    rows = files.groupBy("task").agg(
-        F.bool_and(F.coalesce(F.size("filters"), F.lit(0)) > 0).alias("told"),
-        F.array_distinct(F.flatten(F.collect_set("filters"))).alias("filters"),
-    )
-    return {row["task"]: set(row["filters"]) if row["told"] else None for row in rows.collect()}
+    tasks: dict[str, set[str] | None] = {}
+    for row in files.group_by(["task", "filters"]).aggregate([]).to_pylist():
+        known = tasks.setdefault(row["task"], set())
+        tasks[row["task"]] = known | set(row["filters"].split("\n")) if row["filters"] and known is not None else None
+    return tasks
+
+
+def _with_filters(files: pa.Table, choices: Mapping[str, _Choice]) -> pa.Table:
+    """Files with the filter that counts in each."""
+    at = pc.index_in(files.column("task"), pa.array(choices))
+    chosen = pa.array([choice.filter for choice in choices.values()], pa.string())
+    only = pa.array([choice.only for choice in choices.values()], pa.bool_())
+    kept = files.drop_columns(["filters", "model_told"])
+    return kept.append_column("chosen", pc.take(chosen, at)).append_column("only_filter", pc.take(only, at))
 
 
 # The filter that counts
@@ -293,7 +298,7 @@ def _defaults(rules: IngestConfig) -> dict[str, Column]:
     return {name: taken & condition for name, condition in conditions.items()}
 
 
-def _notes(files: DataFrame, choices: Mapping[str, _Choice], most: int = 5) -> tuple[str, ...]:
+def _notes(files: pa.Table, choices: Mapping[str, _Choice], most: int = 5) -> tuple[str, ...]:
     notes = []
     by_filter: dict[str, list[str]] = {}
     for task, choice in sorted(choices.items()):
@@ -301,11 +306,9 @@ def _notes(files: DataFrame, choices: Mapping[str, _Choice], most: int = 5) -> t
     for name, tasks in by_filter.items():
         more = f" and {len(tasks) - most} more" if len(tasks) > most else ""
         notes.append(f"filter {name} counts for {', '.join(tasks[:most])}{more}")
-    guessed = [
-        row["model"] for row in files.where("model_guessed").select("model").distinct().limit(most + 1).collect()
-    ]
+    guessed = sorted(files.filter(files.column("model_guessed")).column("model").unique().to_pylist())
     if guessed:
-        more = " and more" if len(guessed) > most else ""
+        more = f" and {len(guessed) - most} more" if len(guessed) > most else ""
         notes.append(
             f"no results_<time>.json tells the model: named after the folder, {', '.join(guessed[:most])}{more}"
         )
