@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -17,6 +18,11 @@ from cbmm_spark.readers.base import Sample
 
 _LONGEST_FIRST_LINE = 16 << 20  # characters: the header of a wide table with 100,000 long names fits
 _FILES_LOOKED_AT = 10_000  # names on the driver for detection; reading itself lists them all
+
+ANY_NAME = MappingProxyType(
+    {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+)
+"""Options of a read that let names of local files hold colons: Hadoop's file system with checksums refuses them."""
 
 # Spark's error conditions that are about the data given, by how the condition begins.
 _ABOUT_INPUT = {
@@ -102,7 +108,7 @@ def _list(spark: SparkSession, path: str) -> list[str]:
 def binary_files(spark: SparkSession, path: str, names: str = "*") -> DataFrame:
     """One row per file whose name fits a pattern: path, length, and the content where it is selected."""
     reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
-    return reader.option("pathGlobFilter", names).load(path)
+    return reader.option("pathGlobFilter", names).options(**ANY_NAME).load(path)
 
 
 def _has_delta_log(spark: SparkSession, path: str) -> bool:
@@ -116,7 +122,7 @@ def _has_delta_log(spark: SparkSession, path: str) -> bool:
 
 
 def _first_line(spark: SparkSession, path: str) -> str:
-    lines = spark.read.option("recursiveFileLookup", "true").text(path)
+    lines = spark.read.option("recursiveFileLookup", "true").options(**ANY_NAME).text(path)
     with reading(path):
         rows = lines.where("length(trim(value)) > 0").select(F.substring("value", 1, _LONGEST_FIRST_LINE)).head(1)
     return str(rows[0][0]).removeprefix("\ufeff") if rows else ""
@@ -124,7 +130,12 @@ def _first_line(spark: SparkSession, path: str) -> str:
 
 def _parquet_columns(spark: SparkSession, path: str) -> Sequence[str]:
     with reading(path):
-        return tuple(spark.read.parquet(path).columns)
+        try:
+            return tuple(spark.read.options(**ANY_NAME).parquet(path).columns)
+        except PySparkException as error:  # files in folders of folders that are no partitions
+            if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
+                raise
+            return tuple(spark.read.options(recursiveFileLookup="true", **ANY_NAME).parquet(path).columns)
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def test_a_folder_of_logs(read: Read, tmp_path: Path) -> None:
     folder = tmp_path / "räum a+b 100%25 [x]"
     write(folder / NAME, log([sample(1, 1, match="C"), sample(1, 2, match="I"), sample("s ü", match="C")]))
     other = log([sample(1, match=0.25)], model="hf/Org/X", model_args={"revision": "b", "device": "cpu"})
-    write(folder / f"2{NAME}".replace("22025", "2025").replace("my-task", "other"), other, None)
+    write(folder / f"2{NAME}".replace("22025", "2025").replace("my-task", "other: 1"), other, None)
     raw, format, reason = read(tmp_path)
     assert format == "inspect"
     assert "Inspect" in reason

@@ -74,10 +74,10 @@ def counted(raw: RawFrame) -> dict[str, int]:
 def test_a_folder_of_models(read: Read, tmp_path: Path) -> None:
     odd = "räum a+b 100%25 #1 [x]"
     told = results(
-        "Org/X: 1 😀", {"arc": ["none"], "mmlu pro": ["none"]}, args="pretrained=Org/X,revision=step3000,d=1"
+        "Org/X: 1 😀", {"arc": ["none"], "mmlu:pro 1": ["none"]}, args="pretrained=Org/X,revision=step3000,d=1"
     )
     write(tmp_path, f"{odd}/Org__X", "arc", [line(0, acc=1, acc_norm=0.0), line(1, acc=0, acc_norm=1.0)], results=told)
-    write(tmp_path, f"{odd}/Org__X", "mmlu pro", [line("a whole sentence. ü", acc="maybe")])
+    write(tmp_path, f"{odd}/Org__X", "mmlu:pro 1", [line("a whole sentence. ü", acc="maybe")])
     write(tmp_path, f"{odd}/Org__Y", "arc", [line(0, acc_norm=1.0)])
     raw, format, reason = read(tmp_path)
     assert format == "lm-eval"
@@ -88,7 +88,7 @@ def test_a_folder_of_models(read: Read, tmp_path: Path) -> None:
         ("Org/Y", "arc", "0", "1.0"),
         ("Org/X: 1 😀@step3000", "arc@3.0", "0", "0.0"),
         ("Org/X: 1 😀@step3000", "arc@3.0", "1", "1.0"),
-        ("Org/X: 1 😀@step3000", "mmlu pro@3.0", "a whole sentence. ü", "maybe"),
+        ("Org/X: 1 😀@step3000", "mmlu:pro 1@3.0", "a whole sentence. ü", "maybe"),
     ]
     row = rows(raw)[0]
     assert row["attempt"] == 1
@@ -103,7 +103,7 @@ def test_a_folder_of_models(read: Read, tmp_path: Path) -> None:
     assert any("named after the folder, Org/Y" in note for note in raw.notes)
     without, _, _ = read(tmp_path, revision="ignore", version="ignore")
     assert {(row["model_id"], row["benchmark"]) for row in rows(without)} == {
-        ("Org/X: 1 😀", "arc"), ("Org/X: 1 😀", "mmlu pro"), ("Org/Y", "arc"),
+        ("Org/X: 1 😀", "arc"), ("Org/X: 1 😀", "mmlu:pro 1"), ("Org/Y", "arc"),
     }  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def counted(raw: RawFrame) -> dict[str, int]:
 def test_a_folder_of_logs(read: Read, tmp_path: Path) -> None:
     folder = tmp_path / "räum a+b 100%25 [x]"
     sampling = event("s.0", "sampling", prompt='{"type": "match", "correct": true}' * 9, sampled=["x"])
-    write(folder / "a.jsonl", [spec("Org/X 😀"), sampling, event("s.0", correct=True, expected="a"),
+    write(folder / "a:1.jsonl", [spec("Org/X 😀"), sampling, event("s.0", correct=True, expected="a"),
                                event("s.ü 1", correct=False), event("s.2", "error", message="x"),
                                event(None, "raw_sample"), {"final_report": {"accuracy": 0.5}}])  # fmt: skip
     write(
