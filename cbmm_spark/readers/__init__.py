@@ -10,7 +10,22 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.preflight import table_name
-from cbmm_spark.readers import delimited, delta, helm, irw, jsonl, parquet, py_irt, swe_bench, table, wide
+from cbmm_spark.readers import (
+    delimited,
+    delta,
+    details,
+    helm,
+    inspect_log,
+    irw,
+    jsonl,
+    lm_eval,
+    openai_evals,
+    parquet,
+    py_irt,
+    swe_bench,
+    table,
+    wide,
+)
 from cbmm_spark.readers.base import LEFT_OUT, RAW_COLUMNS, RawFrame, Reader, ReadOptions, Sample, assign_roles
 from cbmm_spark.readers.files import look_at
 from cbmm_spark.readers.mapping import renamed
@@ -20,7 +35,8 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         reader.name: reader
         for reader in (
             # Those that name every column as they like come last: each of the others looks like one of them.
-            *(table.READER, delta.READER, helm.READER, swe_bench.READER, py_irt.READER, irw.READER),
+            *(table.READER, delta.READER, lm_eval.READER, details.READER, inspect_log.READER, helm.READER),
+            *(openai_evals.READER, swe_bench.READER, py_irt.READER, irw.READER),
             *(parquet.READER, jsonl.READER, delimited.READER, wide.WIDE_MODELS, wide.WIDE_ITEMS),
         )
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -19,6 +20,11 @@ _LONGEST_FIRST_LINE = 16 << 20  # characters: the header of a wide table with 10
 _BEGINNING = 200  # lines
 _BEGINNING_OF_LINE = 4096  # characters of each of them
 _FILES_LOOKED_AT = 10_000  # names on the driver for detection; reading itself lists them all
+
+ANY_NAME = MappingProxyType(
+    {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+)
+"""Options of a read that let names of local files hold colons: Hadoop's file system with checksums refuses them."""
 
 # Spark's error conditions that are about the data given, by how the condition begins.
 _ABOUT_INPUT = {
@@ -109,9 +115,10 @@ def _list(spark: SparkSession, path: str) -> list[str]:
     return sorted(row.path for row in listed)
 
 
-def binary_files(spark: SparkSession, path: str) -> DataFrame:
-    """One row per file: path, length, and the content where it is selected."""
-    return spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
+def binary_files(spark: SparkSession, path: str, names: str = "*") -> DataFrame:
+    """One row per file whose name fits a pattern: path, length, and the content where it is selected."""
+    reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+    return reader.option("pathGlobFilter", names).options(**ANY_NAME).load(path)
 
 
 def _has_delta_log(spark: SparkSession, path: str) -> bool:
@@ -125,7 +132,7 @@ def _has_delta_log(spark: SparkSession, path: str) -> bool:
 
 
 def _first_line(spark: SparkSession, path: str) -> str:
-    lines = spark.read.option("recursiveFileLookup", "true").text(path)
+    lines = spark.read.option("recursiveFileLookup", "true").options(**ANY_NAME).text(path)
     with reading(path):
         rows = lines.where("length(trim(value)) > 0").select(F.substring("value", 1, _LONGEST_FIRST_LINE)).head(1)
     return str(rows[0][0]).removeprefix("\ufeff") if rows else ""
@@ -164,7 +171,12 @@ def path_of(source: Column) -> Column:
 
 def _parquet_columns(spark: SparkSession, path: str) -> Sequence[str]:
     with reading(path):
-        return tuple(spark.read.parquet(path).columns)
+        try:
+            return tuple(spark.read.options(**ANY_NAME).parquet(path).columns)
+        except PySparkException as error:  # files in folders of folders that are no partitions
+            if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
+                raise
+            return tuple(spark.read.options(recursiveFileLookup="true", **ANY_NAME).parquet(path).columns)
 
 
 @contextmanager
