@@ -139,7 +139,7 @@ def _first_line(spark: SparkSession, path: str) -> str:
 
 
 def _beginning(spark: SparkSession, path: str) -> str:
-    lines = spark.read.option("recursiveFileLookup", "true").text(path)
+    lines = spark.read.option("recursiveFileLookup", "true").options(**ANY_NAME).text(path)
     with reading(path):
         rows = lines.select(F.substring("value", 1, _BEGINNING_OF_LINE)).head(_BEGINNING)
     return "\n".join(row[0] for row in rows)
@@ -157,7 +157,7 @@ def whole_files(spark: SparkSession, path: str, pattern: str | None = None) -> D
     pattern
         Only files whose name fits it.
     """
-    reader = spark.read.option("recursiveFileLookup", "true")
+    reader = spark.read.option("recursiveFileLookup", "true").options(**ANY_NAME)
     if pattern is not None:
         reader = reader.option("pathGlobFilter", pattern)
     with reading(path):
