@@ -26,7 +26,7 @@ from cbmm_spark.readers.base import (
     find,
     row_as_json,
 )
-from cbmm_spark.readers.files import binary_files, reading
+from cbmm_spark.readers.files import all_files, binary_files, reading
 
 DELIMITERS = (",", "\t", ";", "|")
 SUFFIXES = (".csv", ".tsv", ".tab", ".txt")
@@ -77,7 +77,7 @@ def _has_open_quotes(spark: SparkSession, path: str) -> bool:
 
     Only then are files read whole, one a task.
     """
-    lines = spark.read.option("recursiveFileLookup", "true").text(path)
+    lines = all_files(spark).text(path)
     quotes = F.length("value") - F.length(F.replace("value", F.lit('"'), F.lit("")))
     return bool(lines.where(quotes % 2 == 1).head(1))
 
@@ -85,7 +85,7 @@ def _has_open_quotes(spark: SparkSession, path: str) -> bool:
 def _split_by_spark(spark: SparkSession, path: str, delimiter: str) -> DataFrame:
     """The usual way: lines are rows, files are split among tasks."""
     reader = (
-        spark.read.option("recursiveFileLookup", "true")
+        all_files(spark)
         .option("header", "true")
         .option("sep", delimiter)
         .option("quote", '"')

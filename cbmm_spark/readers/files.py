@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config import ColumnsConfig
@@ -25,6 +25,12 @@ ANY_NAME = MappingProxyType(
     {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 )
 """Options of a read that let names of local files hold colons: Hadoop's file system with checksums refuses them."""
+
+
+def all_files(spark: SparkSession) -> DataFrameReader:
+    """Return a reader of every file under a path, whatever its name and however deep."""
+    return spark.read.option("recursiveFileLookup", "true").options(**ANY_NAME)
+
 
 # Spark's error conditions that are about the data given, by how the condition begins.
 _ABOUT_INPUT = {
@@ -117,8 +123,7 @@ def _list(spark: SparkSession, path: str) -> list[str]:
 
 def binary_files(spark: SparkSession, path: str, names: str = "*") -> DataFrame:
     """One row per file whose name fits a pattern: path, length, and the content where it is selected."""
-    reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
-    return reader.option("pathGlobFilter", names).options(**ANY_NAME).load(path)
+    return all_files(spark).format("binaryFile").option("pathGlobFilter", names).load(path)
 
 
 def _has_delta_log(spark: SparkSession, path: str) -> bool:
@@ -132,14 +137,14 @@ def _has_delta_log(spark: SparkSession, path: str) -> bool:
 
 
 def _first_line(spark: SparkSession, path: str) -> str:
-    lines = spark.read.option("recursiveFileLookup", "true").options(**ANY_NAME).text(path)
+    lines = all_files(spark).text(path)
     with reading(path):
         rows = lines.where("length(trim(value)) > 0").select(F.substring("value", 1, _LONGEST_FIRST_LINE)).head(1)
     return str(rows[0][0]).removeprefix("\ufeff") if rows else ""
 
 
 def _beginning(spark: SparkSession, path: str) -> str:
-    lines = spark.read.option("recursiveFileLookup", "true").options(**ANY_NAME).text(path)
+    lines = all_files(spark).text(path)
     with reading(path):
         rows = lines.select(F.substring("value", 1, _BEGINNING_OF_LINE)).head(_BEGINNING)
     return "\n".join(row[0] for row in rows)
@@ -157,7 +162,7 @@ def whole_files(spark: SparkSession, path: str, pattern: str | None = None) -> D
     pattern
         Only files whose name fits it.
     """
-    reader = spark.read.option("recursiveFileLookup", "true").options(**ANY_NAME)
+    reader = all_files(spark)
     if pattern is not None:
         reader = reader.option("pathGlobFilter", pattern)
     with reading(path):

@@ -13,7 +13,7 @@ from cbmm_spark.errors import InputError
 from cbmm_spark.preflight import table_name
 from cbmm_spark.readers import delimited
 from cbmm_spark.readers.base import Sample, column
-from cbmm_spark.readers.files import look_at, reading, whole_files
+from cbmm_spark.readers.files import all_files, look_at, reading, whole_files
 
 NAMES = ("item", "item_id", "instance_id")
 """Columns or keys that hold an item's id, in order of preference."""
@@ -62,7 +62,7 @@ def _ids(spark: SparkSession, path: str) -> DataFrame:
     if sample.first_line.lstrip().startswith("["):
         listed = F.explode(F.try_variant_get(F.try_parse_json("value"), "$", "array<variant>"))
         return whole_files(spark, path).select(listed.alias("element")).select(_of_element().alias("item_id"))
-    lines = spark.read.option("recursiveFileLookup", "true").text(path)
+    lines = all_files(spark).text(path)
     if sample.first_line.lstrip().startswith("{") or delimited.has_suffix(sample.files, (".jsonl", ".ndjson")):
         return lines.select(F.try_parse_json("value").alias("element")).select(_of_element().alias("item_id"))
     return _of_text(spark, sample, lines)
@@ -73,8 +73,8 @@ def _of_text(spark: SparkSession, sample: Sample, lines: DataFrame) -> DataFrame
     for delimiter in delimited.DELIMITERS:
         header = delimited.cells(sample.first_line, delimiter)
         if any(name in header for name in NAMES):
-            reader = spark.read.option("header", "true").option("sep", delimiter).option("escape", '"')
-            return _of_table(reader.option("recursiveFileLookup", "true").csv(sample.path), sample.path)
+            reader = all_files(spark).option("header", "true").option("sep", delimiter).option("escape", '"')
+            return _of_table(reader.csv(sample.path), sample.path)
     if delimited.has_suffix(sample.files, (".csv", ".tsv", ".tab")):
         raise InputError(f"{sample.path} has no column {' or '.join(NAMES)}")
     return lines.select(F.regexp_replace("value", "\r$|^\ufeff", "").alias("item_id"))

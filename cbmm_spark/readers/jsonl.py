@@ -26,7 +26,7 @@ from cbmm_spark.readers.base import (
     canonical,
 )
 from cbmm_spark.readers.delimited import has_suffix
-from cbmm_spark.readers.files import reading
+from cbmm_spark.readers.files import all_files, reading
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 _MALFORMED = "_cbmm_malformed"
@@ -47,7 +47,7 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
     if sample.first_line.lstrip()[:1] == "[":
         raise InputError(f"{sample.path} is one JSON list; write one object a line (jq -c '.[]' does it)")
     lines = (
-        spark.read.option("recursiveFileLookup", "true")
+        all_files(spark)
         .text(sample.path)
         .where("length(trim(value)) > 0")
         .select("value", F.col("_metadata.file_path").alias("source"))
