@@ -65,12 +65,14 @@ def _folder_of(path: str) -> str:
 
 def _records(files: DataFrame) -> DataFrame:
     """One row per record of the files; a file that is no list is one row without position."""
-    records = F.from_json("value", "array<string>")
-    listed = files.select(
+    # What is computed beside an explode is computed for each of its rows: the file is read and let go of before.
+    read = files.select("source", "value", F.from_json("value", "array<string>").alias("records"))
+    read = read.select(
         "source",
-        F.when(records.isNull(), F.substring("value", 1, _LONGEST_BROKEN)).alias("broken"),
-        F.posexplode_outer(records).alias("position", "record"),
+        F.when(F.col("records").isNull(), F.substring("value", 1, _LONGEST_BROKEN)).alias("broken"),
+        "records",
     )
+    listed = read.select("source", "broken", F.posexplode_outer("records").alias("position", "record"))
     parsed = listed.withColumn("parsed", F.when(F.startswith("record", F.lit("{")), F.from_json("record", _RECORD)))
     empty = F.col("position").isNull() & F.col("broken").isNull()
     malformed = ~empty & (F.col("parsed.instance_id").isNull() | F.col("parsed.stats").isNull())

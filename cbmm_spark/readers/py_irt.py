@@ -40,14 +40,17 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
     frame = lines.withColumn("parsed", parsed).withColumn("by_item", by_item)
     # Two answers to one item in one line are both in the map: which of them holds is for the duplicates rule to say.
     malformed = F.col("by_item").isNull() | F.col("parsed.subject_id").isNull()
-    frame = frame.withColumn("malformed", malformed)
-    frame = frame.select(
+    # A line is let go of before its responses become rows: each of them would carry a copy.
+    frame = frame.withColumn("malformed", malformed).select(
         F.col("parsed.subject_id").alias("subject_id"),
         "source",
         "malformed",
         F.when(F.col("malformed"), F.col("value")).alias("value"),
         (F.size("by_item") == 0).alias("empty"),
-        F.explode_outer(F.when(~F.col("malformed"), F.col("by_item"))).alias("item", "answer"),
+        F.when(~F.col("malformed"), F.col("by_item")).alias("by_item"),
+    )
+    frame = frame.select(
+        "subject_id", "source", "malformed", "value", "empty", F.explode_outer("by_item").alias("item", "answer")
     ).withColumn("response", F.regexp_replace("answer", _QUOTED, "$1"))
     response = F.struct("subject_id", "item", "response")
     return canonical(

@@ -104,18 +104,24 @@ def _defaults() -> dict[str, Column]:
 
 def _records(files: DataFrame, model: str | None) -> DataFrame:
     """One row per JSON object: its fields as JSON texts, its position in the file's list, model and date."""
-    whole = F.btrim("value", F.lit(" \t\r\n\ufeff"))
-    elements = F.try_variant_get(F.try_parse_json(whole), "$", "array<variant>")
-    is_list = F.startswith(whole, F.lit("["))
-    texts = F.when(is_list, F.transform(elements, lambda each: _text_of(each))).otherwise(F.array(whole))
-    listed = files.select("source", is_list.alias("is_list"), F.substring("value", 1, _LONGEST_BROKEN).alias("broken"),
-                          F.posexplode_outer(texts).alias("position", "record"))  # fmt: skip
+    read = files.select("source", F.btrim("value", F.lit(" \t\r\n\ufeff")).alias("whole"))
+    is_list = F.startswith("whole", F.lit("["))
+    elements = F.try_variant_get(F.try_parse_json("whole"), "$", "array<variant>")
+    texts = F.when(is_list, F.transform(elements, lambda each: _text_of(each))).otherwise(F.array("whole"))
+    # What is computed beside an explode is computed for each of its rows: the file is let go of before.
+    read = read.select(
+        "source",
+        is_list.alias("is_list"),
+        F.substring("whole", 1, _LONGEST_BROKEN).alias("broken"),
+        texts.alias("texts"),
+    )
+    listed = read.select("source", "is_list", "broken", F.posexplode_outer("texts").alias("position", "record"))
     is_object = F.startswith("record", F.lit("{"))
     fields = F.when(is_object, F.from_json("record", "map<string,string>"))
     named = listed.select(
         "source",
         F.when(F.col("is_list"), F.col("position").cast("long")).alias("position"),
-        F.coalesce("record", "broken").alias("row"),
+        F.substring(F.coalesce("record", "broken"), 1, _LONGEST_BROKEN).alias("row"),
         fields.alias("fields"),
     )
     own = F.coalesce(*(F.col("fields")[key] for key in _MODEL_KEYS))
@@ -258,7 +264,7 @@ def _canonical(records: DataFrame, benchmark: str) -> DataFrame:
         "source",
         "position",
         entry["problem"].alias("problem"),
-        F.when(entry["item"].isNull(), F.to_json(F.struct(F.substring("row", 1, _LONGEST_BROKEN).alias("row"))))
+        F.when(entry["item"].isNull(), F.to_json(F.struct("row")))
         .otherwise(F.to_json(told, {"ignoreNullFields": "false"}))
         .alias("raw"),
         entry["by"].alias("_by"),

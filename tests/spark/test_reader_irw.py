@@ -86,6 +86,8 @@ def test_graded_responses_need_a_full_score(spark: SparkSession, tmp_path: Path)
     assert rows_of(validate(raw.frame, IngestConfig()), "reason") == [
         ("score_out_of_range",), ("score_out_of_range",), (None,)
     ]  # fmt: skip
+    rules = IngestConfig(full_score={"default": 4})
+    assert rows_of(validate(raw.frame, rules), "score", "reason") == [(0.0, None), (0.5, None), (1.0, None)]
 
 
 def test_waves_are_attempts(spark: SparkSession, tmp_path: Path) -> None:

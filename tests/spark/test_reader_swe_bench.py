@@ -14,7 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from cbmm_spark.config import Config, IngestConfig
 from cbmm_spark.errors import InputError
+from cbmm_spark.ingest import ingest
+from cbmm_spark.tables import Warehouse
 from tests.spark.reader_samples import HARD_NAMES, defaults_of, read_with, rows_of
 
 REPORT = {
@@ -136,6 +139,29 @@ def test_statuses_and_items_outside_of_the_universe(spark: SparkSession, tmp_pat
         "submitted, and in no other list: unresolved": 1,
         "in no list of a file that tells what was submitted or unresolved: no verdict": 1,
     }
+
+
+def test_statuses_are_worth_what_configuration_says(spark: SparkSession, warehouse: Warehouse, tmp_path: Path) -> None:
+    path = write(tmp_path / "20250805_m.json", {**REPORT, "resolved_ids": ["a", "x"]})
+    items = write(tmp_path / "lists" / "ids.txt", "\n".join("abcdef"))
+    report = ingest(spark, warehouse, Config(), str(path), items=str(items))
+    assert (report.read, report.accepted, report.missing, dict(report.quarantined)) == (7, 6, 2, {"unknown_item": 1})
+    assert report.defaults["status 'error' taken as no verdict (ingest.status)"] == 1
+    assert report.defaults["submitted, and in no other list: unresolved"] == 1
+    assert report.defaults["evaluated_at by the date that the name of the file or folder begins with"] == 7
+    strict = Config(ingest=IngestConfig(status={**IngestConfig().status, "error": 0.0, "incomplete": 0.0}))
+    again = ingest(spark, warehouse, strict, str(path), items=str(items))
+    assert (again.missing, again.unchanged, again.corrected) == (0, 4, 2)
+
+
+def test_a_list_of_many_objects_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
+    answers = [{"model": f"m{at % 7}", "instance_id": f"i{at}", "resolved": at % 2 == 0, "log": "x" * 900}
+               for at in range(5000)]  # fmt: skip
+    raw, _, _ = read_with(spark, write(tmp_path / "answers.json", answers), "swe-bench")
+    assert rows_of(raw.frame.groupBy("score_raw", "problem").count(), "score_raw", "problem", "count") == [
+        ("resolved", None, 2500),
+        ("unresolved", None, 2500),
+    ]
 
 
 def test_an_item_of_two_statuses_is_two_rows(spark: SparkSession, tmp_path: Path) -> None:
