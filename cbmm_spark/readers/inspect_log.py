@@ -17,7 +17,7 @@ from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import FIRST_ATTEMPT, RawFrame, Reader, ReadOptions, Sample
 from cbmm_spark.readers.files import ANY_NAME, reading
 from cbmm_spark.readers.logs import LONGEST_RAW, as_time, cut, metric_defaults, named_metric, nothing, raw_frame
-from cbmm_spark.readers.mapping import metric_of, with_revision, with_version
+from cbmm_spark.readers.mapping import by_benchmark, with_revision, with_version
 
 VERDICTS = {"c": "1", "p": "0.5", "i": "0", "n": "0"}
 """Inspect's letters, in small: correct, partially correct, incorrect, no answer. `[ingest.status]` goes before them."""
@@ -78,12 +78,22 @@ def _samples(spark: SparkSession, path: str) -> DataFrame:
 
 
 def _verdict(value: Column, status: dict[str, str | None]) -> Column:
-    """A scorer's value with Inspect's letters and the declared statuses replaced; null for no verdict."""
-    text = F.lower(value)
-    known = F.when(value.isNull(), nothing())
-    for name, score in {**VERDICTS, **status}.items():
-        known = known.when(text == name, nothing() if score is None else F.lit(score))
-    return known.otherwise(value)
+    """A scorer's value with Inspect's letters and the declared statuses replaced; "" for no verdict."""
+    known = {**VERDICTS, **{name: score or "" for name, score in status.items()}}
+    table = F.create_map(*(F.lit(text) for pair in known.items() for text in pair))
+    return F.coalesce(table[F.lower(value)], value)
+
+
+def _scorer(rules: IngestConfig, scores: Column, task: Column) -> Column:
+    """The declared scorer that a sample has, or null. A list looked through: a chain of cases would be too long to
+    compile."""
+
+    def first(names: object) -> Column:
+        assert isinstance(names, tuple)
+        declared = F.array(*(F.lit(name) for name in names)) if names else F.array().cast("array<string>")
+        return F.get(F.filter(declared, lambda name: F.map_contains_key(scores, name)), F.lit(0))
+
+    return by_benchmark(rules.metrics, task, first)
 
 
 def _status(rules: IngestConfig) -> dict[str, str | None]:
@@ -91,24 +101,20 @@ def _status(rules: IngestConfig) -> dict[str, str | None]:
 
 
 def _responses(samples: DataFrame, rules: IngestConfig) -> DataFrame:
-    scores, status = F.col("sample.scores"), _status(rules)
-    task = F.col("eval.task")
-
-    def value_of(name: str) -> Column:
-        # A scorer whose value is null gave no verdict; one that is not there is null as a whole.
-        scorer = scores[name]
-        return F.when(scorer.isNotNull(), F.coalesce(scorer["value"], F.lit("")))
-
-    declared, metric = metric_of(rules, task, value_of)
+    scores, status, task = F.col("sample.scores"), _status(rules), F.col("eval.task")
+    samples = samples.withColumn("metric", _scorer(rules, scores, task).cast("string"))
+    metric = F.col("metric")
     only = metric.isNull() & (F.size(scores) == 1)
-    only_value = F.get(F.map_values(scores), F.lit(0))["value"]
+    scorer = F.when(only, F.get(F.map_keys(scores), F.lit(0))).otherwise(metric)
+    samples = samples.withColumns({"only": only, "verdict": scores[scorer]["value"]})
+    only = F.col("only")
     failed, invalid = F.col("sample.error").isNotNull(), F.col("sample.invalidation").isNotNull()
     unscored = F.coalesce(F.size(scores), F.lit(0)) <= 0
     error = status.get("error")
     score = (
         F.when(failed, nothing() if error is None else F.lit(error))
         .when(invalid | unscored, nothing())
-        .otherwise(_verdict(F.when(only, only_value).otherwise(declared), status))
+        .otherwise(_verdict(F.col("verdict"), status))
     )
     malformed_sample = F.col("text").isNotNull() & F.col(f"sample.{_MALFORMED}").isNotNull()
     malformed = (
@@ -139,7 +145,7 @@ def _responses(samples: DataFrame, rules: IngestConfig) -> DataFrame:
         {
             "_metric": F.when(~failed & ~invalid & ~unscored, named_metric(rules, task, metric)),
             "_only_scorer": only & ~failed & ~invalid,
-            "_letter": F.when(~failed & ~invalid, F.lower(F.when(only, only_value).otherwise(declared))),
+            "_letter": F.when(~failed & ~invalid, F.lower("verdict")),
             "_error": failed,
             "_invalid": invalid & ~failed,
             "_unscored": unscored & ~failed & ~invalid,

@@ -90,7 +90,7 @@ def test_a_folder_of_logs(read: Read, tmp_path: Path) -> None:
 VALUES: list[tuple[Any, str | None]] = [
     *(("C", "1"), ("I", "0"), ("P", "0.5"), ("N", "0"), ("c", "1"), (1, "1"), (0.5, "0.5"), (True, "true")),
     *((None, None), ("", ""), ("maybe", "maybe"), ("1.0", "1.0"), (50, "50"), ("timeout", "0.0"), ("resolved", "1.0")),
-    *(("incomplete", None), ([1, 0], "[1,0]"), ({"a": 1}, '{"a":1}')),
+    *(("incomplete", ""), ([1, 0], "[1,0]"), ({"a": 1}, '{"a":1}')),
 ]
 
 
@@ -100,7 +100,7 @@ def test_every_kind_of_value(read: Read, tmp_path: Path) -> None:
     assert [scores(raw)[str(at)] for at in range(len(VALUES))] == [score for _, score in VALUES]
     assert counted(raw)["no answer (N) counted as 0"] == 1
     raw, _, _ = read(tmp_path, status={**STATUS, "n": "missing", "p": 0.0})
-    assert [scores(raw)["2"], scores(raw)["3"]] == ["0.0", None]
+    assert [scores(raw)["2"], scores(raw)["3"]] == ["0.0", ""]
     assert "no answer (N) counted as 0" not in counted(raw)
 
 
