@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
 from cbmm_spark.kernels.cells import BitCells, Block
+from cbmm_spark.kernels.loop import ScaleFit
 from cbmm_spark.kernels.simulation import World, draw_block, draw_world
 
 RESULTS = Path(__file__).parent / "results"
@@ -30,6 +32,12 @@ def best_of(function: Callable[[], Any], repeats: int = 5) -> float:
         function()
         best = min(best, time.perf_counter() - began)
     return best
+
+
+def largest_rise(fit: ScaleFit) -> float:
+    """Return by how much of itself the recorded objective rose at most between two accepted iterations."""
+    accepted = [record.objective for record in fit.history if record.accepted]
+    return max([0.0] + [(after - before) / abs(before) for before, after in pairwise(accepted)])
 
 
 def simulated(n_models: int, n_items: int, missing: float, seed: int = 1) -> tuple[World, list[Block]]:

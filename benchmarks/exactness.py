@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from benchmarks.common import SHARED_DATA, report
+from benchmarks.common import SHARED_DATA, largest_rise, report
 from cbmm_spark.blocks import decode, encode_cells
 from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.dense import Penalty, fit_blocks
@@ -67,8 +66,6 @@ def _compare(name: str, attempts: Matrix, successes: Matrix, sigma: float = 1.0)
     fit = _fit(attempts, successes, sigma)
     ridge = Penalty().of_scale(fit.counts.n_items, fit.models.size)
     oracle = fit_lbfgsb(attempts, successes, sigma, (ridge.ability, ridge.discrimination, ridge.easiness))
-    falling = [record.objective for record in fit.history if record.accepted]
-    rise = max([0.0] + [(after - before) / before for before, after in pairwise(falling)])
     return {
         "data": name,
         "models": attempts.shape[0],
@@ -81,7 +78,7 @@ def _compare(name: str, attempts: Matrix, successes: Matrix, sigma: float = 1.0)
         "vs L-BFGS-B": fit.objective / oracle.objective - 1.0,
         "kkt": fit.kkt_residual,
         "node error": fit.node_error,
-        "largest rise": rise,
+        "largest rise": largest_rise(fit),
     }
 
 

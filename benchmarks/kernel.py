@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import best_of, report, simulated
+from benchmarks.common import best_of, largest_rise, report, simulated
 from cbmm_spark.kernels.cells import Block, Workspace
 from cbmm_spark.kernels.dense import fit_blocks, run_blocks
 from cbmm_spark.kernels.loop import LoopOptions, ScaleFit
@@ -50,6 +50,7 @@ def _measure(n_models: int, n_items: int, missing: float) -> dict[str, Any]:
         "mean of the fit": mean,
         "mean / floor": mean / floor,
         "iterations": fit.iteration,
+        "largest rise": largest_rise(fit),
         "seconds": seconds,
         "converged": fit.converged,
     }

@@ -42,6 +42,6 @@ def _measure(size: int, mechanism: str, missing: float) -> dict[str, Any]:
         row[f"{short} rmse"] = getattr(ours, name).rmse
         row[f"{short} rmse L-BFGS-B"] = getattr(theirs, name).rmse
         row[f"{short} rho"] = getattr(ours, name).spearman
-    row["theta rho L-BFGS-B"] = theirs.theta.spearman
+        row[f"{short} rho L-BFGS-B"] = getattr(theirs, name).spearman
     row["accuracy rmse"], row["accuracy rho"] = plain.rmse, plain.spearman
     return row

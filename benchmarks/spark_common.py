@@ -114,6 +114,14 @@ def fit_stored(
     return {fit.name: fit for fit in fits}, seconds
 
 
+def plan_sizes(spark: SparkSession, text: str) -> list[int]:
+    """Return how many lines the physical plan of each query has whose description begins with a text, in order."""
+    listed = spark._jsparkSession.sharedState().statusStore().executionsList()
+    queries = [listed.apply(number) for number in range(listed.size())]
+    found = [query for query in queries if str(query.description()).startswith(text)]
+    return [len(str(query.physicalPlanDescription()).splitlines()) for query in found]
+
+
 class WorkerMemory:
     """The largest resident memory that any Python worker reached while this was entered, in megabytes."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import best_of, report
-from benchmarks.spark_common import fit_stored, session, stored_blocks
+from benchmarks.spark_common import fit_stored, plan_sizes, session, stored_blocks
 from cbmm_spark.fit import SparkBlocks
 from cbmm_spark.kernels.loop import LoopOptions
 from cbmm_spark.kernels.simulation import draw_world
@@ -22,6 +22,7 @@ def run() -> None:
     with session() as spark:
         world = draw_world(*TINY, 1, missing=0.05, discrimination="uniform")
         with stored_blocks(spark, {"suite": world}) as tiles:
+            before = spark.sparkContext._jsc.getPersistentRDDs().size()
             with SparkBlocks(spark, tiles) as blocks:
                 blocks.blocks.count()
 
@@ -32,7 +33,8 @@ def run() -> None:
                 floor = best_of(lambda: blocks.blocks.mapInArrow(empty, "benchmark string").toArrow(), 10)
             forced = LoopOptions(tolerance=1e-300, objective_tolerance=0.0, max_iterations=200, anderson_depth=0)
             fits, _ = fit_stored(spark, tiles, ONE, TINY[0], forced)
-            cached = spark.sparkContext._jsc.getPersistentRDDs().size()
+            cached = spark.sparkContext._jsc.getPersistentRDDs().size() - before
+            plans = plan_sizes(spark, "iterate")
     seconds = np.array([record.seconds for record in fits["suite"].history])
     rows = [
         {
@@ -42,6 +44,8 @@ def run() -> None:
             "first 50": float(np.median(seconds[:50])),
             "last 50": float(np.median(seconds[-50:])),
             "iterations": seconds.size,
+            "plan lines, first": plans[0],
+            "plan lines, last": plans[-1],
             "frames left cached": cached,
         }
     ]

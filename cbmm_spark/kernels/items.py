@@ -29,8 +29,7 @@ EXPONENT = 500.0
 
 LARGEST_A, LARGEST_B, LARGEST_THETA = 30.0, 40.0, 10.0
 """Bounds of discrimination, easiness and ability where they have no penalty, in the gauge of the start (abilities of
-mean 0
-and sd 1): beyond them no probability changes that data could tell, and without them some optima would be infinite."""
+mean 0 and sd 1): beyond them no probability changes that data could tell, and without them some optima are infinite."""
 
 LONGEST_STEP = 1e4
 """Longest step of a or b in one repeat."""
@@ -122,9 +121,6 @@ class State:
     aa: F64
     ab: F64
     bb: F64
-
-    def take(self, rows: NDArray[np.int64]) -> State:
-        return State(self.grad_a[rows], self.grad_b[rows], self.aa[rows], self.ab[rows], self.bb[rows])
 
 
 class Scratch:

@@ -490,7 +490,8 @@ def exact_sums(cells: Cells, items: slice, theta: F64, a: F64, b: F64) -> tuple[
     right = np.stack([theta, np.ones_like(theta)])
     basis = np.stack([np.ones_like(theta), theta, theta * theta], axis=1)
     squares = a * a
-    safe = float(np.abs(a).max() * np.abs(theta).max() + np.abs(b).max()) > SAFE_EXPONENT or not cells.is_binary
+    largest = np.abs(a).max(initial=0.0) * np.abs(theta).max(initial=0.0) + np.abs(b).max(initial=0.0)
+    safe = float(largest) > SAFE_EXPONENT or not cells.is_binary
     memory = Workspace(n_items * (EXACT_MODEL_PIECE + 8), np.float64)
     buffers = np.empty((2, n_items, min(EXACT_MODEL_PIECE, cells.n_models)))
     for models in pieces(cells.n_models, EXACT_MODEL_PIECE):

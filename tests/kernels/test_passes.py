@@ -10,7 +10,7 @@ from scipy.special import expit
 
 from cbmm_spark.kernels.model import Ridge
 from cbmm_spark.kernels.nodes import make_nodes, weight_matrix
-from cbmm_spark.kernels.passes import ScaleView, ability_tables, exact_block, item_moments, solve_block
+from cbmm_spark.kernels.passes import ScaleView, ability_tables, evaluate_block, exact_block, item_moments, solve_block
 from cbmm_spark.kernels.stage import ScaleSums, ScaleTask, add_block
 from tests.kernels.layouts import LAYOUTS, cells_of, drawn
 
@@ -197,3 +197,12 @@ def test_sums_over_blocks_add_up_and_models_find_their_places(mode):
     assert parts["s"].totals.penalty == pytest.approx(whole["s"].totals.penalty, rel=1e-5)
     if mode != "late":
         np.testing.assert_allclose(parts["s"].table, whole["s"].table, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_block_without_models_adds_nothing(layout):
+    cells = cells_of(np.zeros((0, 5)), np.zeros((0, 5)), layout)
+    view = ScaleView.of(np.zeros(0), view_of(9).nodes, RIDGE)
+    found = evaluate_block(cells, view, np.ones(5), np.zeros(5))
+    assert found.loss == 0.0
+    assert (found.gradient.size, found.residual.size) == (0, 5)
