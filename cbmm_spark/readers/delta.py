@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import InputError
@@ -23,6 +23,11 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
         version = spark.sql(f"DESCRIBE HISTORY delta.`{sample.path.replace('`', '``')}` LIMIT 1").head()
         assert version is not None
         frame = spark.read.format("delta").option("versionAsOf", version["version"]).load(sample.path)
+    return whole_table(frame, sample, options)
+
+
+def whole_table(frame: DataFrame, sample: Sample, options: ReadOptions) -> RawFrame:
+    """Give a table its canonical columns; the table, not a file, is the source of a row."""
     return canonical(
         frame,
         assign_roles(frame.columns, options, sample.path),

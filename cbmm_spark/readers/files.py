@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config import ColumnsConfig
@@ -150,6 +150,12 @@ def _beginning(spark: SparkSession, path: str) -> str:
     return "\n".join(row[0] for row in rows)
 
 
+def lines_of(spark: SparkSession, path: str) -> DataFrame:
+    """One row per line that is not blank: its text as `value`, and the file it is in as `source`."""
+    lines = all_files(spark).text(path).where("length(trim(value)) > 0")
+    return lines.select("value", F.col("_metadata.file_path").alias("source"))
+
+
 def whole_files(spark: SparkSession, path: str, pattern: str | None = None) -> DataFrame:
     """One row per text file: its whole text as `value`, and its `source`.
 
@@ -167,11 +173,6 @@ def whole_files(spark: SparkSession, path: str, pattern: str | None = None) -> D
         reader = reader.option("pathGlobFilter", pattern)
     with reading(path):
         return reader.text(path, wholetext=True).select("value", F.col("_metadata.file_path").alias("source"))
-
-
-def path_of(source: Column) -> Column:
-    """Return the path of a file as it is written on disk: Spark's metadata has it as a URI, with `%20` for a space."""
-    return F.url_decode(F.replace(source, F.lit("+"), F.lit("%2B")))
 
 
 def _parquet_columns(spark: SparkSession, path: str) -> Sequence[str]:

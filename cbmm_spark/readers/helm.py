@@ -12,7 +12,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import FIRST_ATTEMPT, RawFrame, Reader, ReadOptions, Sample
-from cbmm_spark.readers.files import path_of, whole_files
+from cbmm_spark.readers.files import whole_files
+from cbmm_spark.readers.logs import LONGEST_RAW, base_name, decoded, folder_of, raw_frame
 from cbmm_spark.readers.mapping import metric_of
 
 STATS = "per_instance_stats.json"
@@ -22,7 +23,6 @@ _RECORD = (
     "stats array<struct<name: struct<name: string, perturbation: string>, mean: string>>"
 )
 _STAT = "array<struct<name: string, mean: string>>"
-_LONGEST_BROKEN = 10_000  # characters kept of a file that is no list
 _NO_SPEC = "_no_run_spec"
 
 
@@ -40,7 +40,7 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
     answers = _answers(_records(whole_files(spark, sample.path, STATS)))
     specs = _specs(whole_files(spark, _folder_of(sample.path), SPEC))
     named = answers.join(F.broadcast(specs), "folder", "left")
-    run = F.coalesce("run_name", F.element_at(F.split(path_of(F.col("folder")), "/"), -1))
+    run = F.coalesce("run_name", base_name(decoded(F.col("folder"))))
     named = named.withColumns(
         {"model_id": F.coalesce("run_model", _argument(run, "model")), "benchmark": _without_model(run)}
     )
@@ -69,7 +69,7 @@ def _records(files: DataFrame) -> DataFrame:
     read = files.select("source", "value", F.from_json("value", "array<string>").alias("records"))
     read = read.select(
         "source",
-        F.when(F.col("records").isNull(), F.substring("value", 1, _LONGEST_BROKEN)).alias("broken"),
+        F.when(F.col("records").isNull(), F.substring("value", 1, LONGEST_RAW)).alias("broken"),
         "records",
     )
     listed = read.select("source", "broken", F.posexplode_outer("records").alias("position", "record"))
@@ -103,14 +103,14 @@ def _answers(records: DataFrame) -> DataFrame:
         F.min("row").alias("row"),
         F.array_sort(F.array_distinct(F.flatten(F.collect_list("stats")))).alias("stats"),
     )
-    return answers.withColumn("folder", F.regexp_replace("source", "/[^/]*$", ""))
+    return answers.withColumn("folder", folder_of(F.col("source")))
 
 
 def _specs(files: DataFrame) -> DataFrame:
     """What each run's specification says, by folder."""
     spec = F.from_json("value", "name string, adapter_spec struct<model: string>")
     return files.select(
-        F.regexp_replace("source", "/[^/]*$", "").alias("folder"),
+        folder_of(F.col("source")).alias("folder"),
         spec["name"].alias("run_name"),
         spec["adapter_spec"]["model"].alias("run_model"),
     )
@@ -148,20 +148,14 @@ def _canonical(named: DataFrame, options: ReadOptions) -> DataFrame:
         F.map_from_entries(F.transform(F.array_distinct(F.transform("stats", lambda stat: stat["name"])),
                                        lambda name: F.struct(name, F.get(means(name), F.lit(0))))).alias("stats"),
     )  # fmt: skip
-    return chosen.select(
-        "model_id",
-        "benchmark",
-        "item_id",
-        F.coalesce("trial", F.lit(str(FIRST_ATTEMPT))).alias("attempt"),
-        F.explode_outer(means(F.col("metric"))).alias("score_raw"),
-        F.lit(None).cast("timestamp").alias("evaluated_at_raw"),
-        F.lit(None).cast("string").alias("content_hash"),
-        "source",
-        "position",
-        problem.alias("problem"),
-        F.when(F.col("row").isNotNull(), F.to_json(F.struct("row"))).otherwise(F.to_json(raw)).alias("raw"),
-        (F.col("run_name").isNull() | F.col("run_model").isNull()).alias(_NO_SPEC),
-    )
+    columns = {name: F.col(name) for name in ("model_id", "benchmark", "item_id", "source", "position")}
+    columns |= {
+        "attempt": F.coalesce("trial", F.lit(str(FIRST_ATTEMPT))),
+        "score_raw": F.explode_outer(means(F.col("metric"))),
+        "problem": problem,
+        "raw": F.when(F.col("row").isNotNull(), F.to_json(F.struct("row"))).otherwise(F.to_json(raw)),
+    }
+    return raw_frame(chosen, columns, {_NO_SPEC: F.col("run_name").isNull() | F.col("run_model").isNull()})
 
 
 READER = Reader("helm", f"run folders of HELM, with {STATS}", _detect, _read)

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import FIRST_ATTEMPT, RawFrame, Reader, ReadOptions, Sample
-from cbmm_spark.readers.files import ANY_NAME, reading
+from cbmm_spark.readers.files import all_files, reading
 from cbmm_spark.readers.logs import LONGEST_RAW, as_time, cut, metric_defaults, named_metric, nothing, raw_frame
 from cbmm_spark.readers.mapping import by_benchmark, with_revision, with_version
 
@@ -65,8 +65,8 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
 def _samples(spark: SparkSession, path: str) -> DataFrame:
     """One row a sample; one for a file that has none or cannot be read."""
     options = {"columnNameOfCorruptRecord": _MALFORMED}
-    reader = spark.read.options(**ANY_NAME).schema(_LOG).options(**options).option("multiLine", "true")
-    reader = reader.option("recursiveFileLookup", "true").option("pathGlobFilter", "*.json")
+    reader = all_files(spark).schema(_LOG).options(**options).option("multiLine", "true")
+    reader = reader.option("pathGlobFilter", "*.json")
     files = reader.json(path).select(
         F.col("_metadata.file_path").alias("source"),
         "eval",

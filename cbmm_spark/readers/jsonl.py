@@ -26,7 +26,7 @@ from cbmm_spark.readers.base import (
     canonical,
 )
 from cbmm_spark.readers.delimited import has_suffix
-from cbmm_spark.readers.files import all_files, reading
+from cbmm_spark.readers.files import lines_of, reading
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 _MALFORMED = "_cbmm_malformed"
@@ -46,12 +46,7 @@ def _detect(sample: Sample) -> str | None:
 def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame:
     if sample.first_line.lstrip()[:1] == "[":
         raise InputError(f"{sample.path} is one JSON list; write one object a line (jq -c '.[]' does it)")
-    lines = (
-        all_files(spark)
-        .text(sample.path)
-        .where("length(trim(value)) > 0")
-        .select("value", F.col("_metadata.file_path").alias("source"))
-    )
+    lines = lines_of(spark, sample.path)
     with reading(sample.path):
         roles = _roles(lines.limit(_SAMPLED_LINES).select(_keys()).distinct().collect(), options, sample.path)
     taken = {role: getattr(options.columns, role) for role in ROLES if role not in _given(options)}

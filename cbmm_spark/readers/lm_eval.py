@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark.config import ANY, IngestConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, column
-from cbmm_spark.readers.files import ANY_NAME, binary_files, reading
+from cbmm_spark.readers.files import all_files, binary_files, reading
 from cbmm_spark.readers.logs import (
     STAMP,
     base_name,
@@ -117,12 +117,7 @@ def _files(spark: SparkSession, sample: Sample, options: ReadOptions) -> pa.Tabl
 def _results(spark: SparkSession, sample: Sample) -> DataFrame:
     """What results files tell: model, revision, and by task its version and the filters that it has."""
     path = decoded(F.col("_metadata.file_path"))
-    reader = (
-        spark.read.options(**ANY_NAME)
-        .schema(_RESULTS_SCHEMA)
-        .option("multiLine", "true")
-        .option("recursiveFileLookup", "true")
-    )
+    reader = all_files(spark).schema(_RESULTS_SCHEMA).option("multiLine", "true")
     read = reader.option("pathGlobFilter", _RESULTS).json(_folders(sample))
     filters = F.transform_values(
         "results", lambda _, text: F.array_distinct(F.regexp_extract_all(text, F.lit(_METRIC_AND_FILTER)))
@@ -245,8 +240,8 @@ def _keys(rules: IngestConfig, filters: Iterable[str]) -> list[str]:
 def _lines(spark: SparkSession, path: str, keys: Iterable[str]) -> DataFrame:
     names = dict.fromkeys(["doc_id", "doc_hash", "filter", "metrics", *keys, _MALFORMED])
     schema = ", ".join(f"`{name.replace('`', '``')}` string" for name in names)
-    reader = spark.read.options(**ANY_NAME).schema(schema).option("columnNameOfCorruptRecord", _MALFORMED)
-    reader = reader.option("recursiveFileLookup", "true").option("pathGlobFilter", _SAMPLES)
+    reader = all_files(spark).schema(schema).option("columnNameOfCorruptRecord", _MALFORMED)
+    reader = reader.option("pathGlobFilter", _SAMPLES)
     return reader.json(path).select("*", F.col("_metadata.file_path").alias("source"))
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample
-from cbmm_spark.readers.files import ANY_NAME, reading
+from cbmm_spark.readers.files import all_files, reading
 from cbmm_spark.readers.logs import as_time, cut, metric_defaults, named_metric, raw_frame
 from cbmm_spark.readers.mapping import known_metrics, metric_of
 
@@ -43,8 +43,8 @@ def _events(spark: SparkSession, path: str, rules: IngestConfig) -> DataFrame:
         f"spec {_SPEC}, final_report string, sample_id string, type string, created_at string, data struct<{data}>, "
         f"{_MALFORMED} string"
     )
-    reader = spark.read.options(**ANY_NAME).schema(schema).option("columnNameOfCorruptRecord", _MALFORMED)
-    reader = reader.option("recursiveFileLookup", "true").option("pathGlobFilter", _NAMES)
+    reader = all_files(spark).schema(schema).option("columnNameOfCorruptRecord", _MALFORMED)
+    reader = reader.option("pathGlobFilter", _NAMES)
     return reader.json(path).select("*", F.col("_metadata.file_path").alias("source"))
 
 

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, assign_roles, canonical, row_as_json
 from cbmm_spark.readers.delimited import looks_long
-from cbmm_spark.readers.files import reading, session_settings
+from cbmm_spark.readers.files import ANY_NAME, reading, session_settings
 
 
 def _detect(sample: Sample) -> str | None:
@@ -22,7 +22,7 @@ def frame_of(spark: SparkSession, sample: Sample) -> DataFrame:
         reading(sample.path),
         session_settings(spark, spark__sql__sources__partitionColumnTypeInference__enabled="false"),
     ):
-        return spark.read.option("mergeSchema", "true").parquet(sample.path)
+        return spark.read.options(**ANY_NAME).option("mergeSchema", "true").parquet(sample.path)
 
 
 def as_long(frame: DataFrame, sample: Sample, options: ReadOptions) -> RawFrame:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Roles, Sample, canonical
-from cbmm_spark.readers.files import all_files
+from cbmm_spark.readers.files import lines_of
 
 _SUBJECT = re.compile(r'^\s*\{(.*[,\s])?\s*"subject_id"\s*:', re.DOTALL)
 _RESPONSES = re.compile(r'"responses"\s*:\s*\{')
@@ -29,12 +29,7 @@ def _detect(sample: Sample) -> str | None:
 def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame:
     if options.model is not None:
         raise InputError(f"{sample.path} has a subject_id in every line, which is the model: leave out --model")
-    lines = (
-        all_files(spark)
-        .text(sample.path)
-        .where("length(trim(value)) > 0")
-        .select("value", F.col("_metadata.file_path").alias("source"))
-    )
+    lines = lines_of(spark, sample.path)
     parsed = F.from_json("value", "subject_id string, responses string", _OPTIONS)
     by_item = F.from_json("parsed.responses", "map<string,string>", _OPTIONS)
     frame = lines.withColumn("parsed", parsed).withColumn("by_item", by_item)

@@ -19,8 +19,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import FIRST_ATTEMPT, RawFrame, Reader, ReadOptions, Sample
-from cbmm_spark.readers.files import path_of, reading, whole_files
+from cbmm_spark.readers.files import reading, whole_files
 from cbmm_spark.readers.items import read_items
+from cbmm_spark.readers.logs import LONGEST_RAW, decoded, raw_frame
 
 LISTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -53,7 +54,6 @@ _TELLING = ("resolved_ids", "unresolved_ids", "submitted_ids", "completed_ids", 
             "error_ids", "no_generation", "no_logs", "resolved")  # fmt: skip
 _LIST = re.compile(r'"(' + "|".join(_TELLING) + r')"\s*:\s*\[')
 _ENTRY = "array<struct<item: string, status: string, problem: string, by: string>>"
-_LONGEST_BROKEN = 10_000  # characters kept of what cannot be read
 _UNLISTED, _SUBMITTED_ONLY, _NOT_SUBMITTED = "unlisted", "submitted", "not submitted"
 
 
@@ -112,7 +112,7 @@ def _records(files: DataFrame, model: str | None) -> DataFrame:
     read = read.select(
         "source",
         is_list.alias("is_list"),
-        F.substring("whole", 1, _LONGEST_BROKEN).alias("broken"),
+        F.substring("whole", 1, LONGEST_RAW).alias("broken"),
         texts.alias("texts"),
     )
     listed = read.select("source", "is_list", "broken", F.posexplode_outer("texts").alias("position", "record"))
@@ -121,11 +121,11 @@ def _records(files: DataFrame, model: str | None) -> DataFrame:
     named = listed.select(
         "source",
         F.when(F.col("is_list"), F.col("position").cast("long")).alias("position"),
-        F.substring(F.coalesce("record", "broken"), 1, _LONGEST_BROKEN).alias("row"),
+        F.substring(F.coalesce("record", "broken"), 1, LONGEST_RAW).alias("row"),
         fields.alias("fields"),
     )
     own = F.coalesce(*(F.col("fields")[key] for key in _MODEL_KEYS))
-    name = _name_of(path_of(F.col("source")))
+    name = _name_of(decoded(F.col("source")))
     named = named.withColumns({"model_id": F.lit(model) if model is not None else F.coalesce(own, name), "name": name})
     lists = {f"ids_{status}": _ids(keys) for status, keys in LISTS.items()} | {"ids_submitted": _ids(SUBMITTED)}
     return named.withColumns({"evaluated_at": _date_of(F.col("name")), **lists})
@@ -253,22 +253,18 @@ def _canonical(records: DataFrame, benchmark: str) -> DataFrame:
     rows = records.select("source", "position", "model_id", "evaluated_at", "row", F.explode(entries).alias("entry"))
     entry = F.col("entry")
     told = F.struct(F.col("model_id").alias("model"), entry["item"].alias("item"), entry["status"].alias("status"))
-    return rows.select(
-        "model_id",
-        F.lit(benchmark).alias("benchmark"),
-        entry["item"].alias("item_id"),
-        F.lit(FIRST_ATTEMPT).alias("attempt"),
-        entry["status"].alias("score_raw"),
-        F.col("evaluated_at").alias("evaluated_at_raw"),
-        F.lit(None).cast("string").alias("content_hash"),
-        "source",
-        "position",
-        entry["problem"].alias("problem"),
-        F.when(entry["item"].isNull(), F.to_json(F.struct("row")))
-        .otherwise(F.to_json(told, {"ignoreNullFields": "false"}))
-        .alias("raw"),
-        entry["by"].alias("_by"),
-    )
+    columns = {name: F.col(name) for name in ("model_id", "source", "position")}
+    columns |= {
+        "benchmark": F.lit(benchmark),
+        "item_id": entry["item"],
+        "score_raw": entry["status"],
+        "evaluated_at_raw": F.col("evaluated_at"),
+        "problem": entry["problem"],
+        "raw": F.when(entry["item"].isNull(), F.to_json(F.struct("row"))).otherwise(
+            F.to_json(told, {"ignoreNullFields": "false"})
+        ),
+    }
+    return raw_frame(rows, columns, {"_by": entry["by"]})
 
 
 READER = Reader("swe-bench", "JSON lists of resolved and other ids in the SWE-bench manner", _detect, _read)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import InputError
 from cbmm_spark.preflight import table_name
-from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, assign_roles, canonical, row_as_json
+from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample
+from cbmm_spark.readers.delta import whole_table
 from cbmm_spark.readers.files import reading
 
 _NO_HISTORY = ("DELTA_", "EXPECT_TABLE_NOT_VIEW", "EXPECT_PERMANENT_TABLE", "UNSUPPORTED_FEATURE")
@@ -27,14 +27,7 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
         raise InputError(f"{sample.path} is not named as a table: write table:NAME or catalog.schema.table")
     with reading(sample.path):
         frame, note = pinned(spark, name)
-    raw = canonical(
-        frame,
-        assign_roles(frame.columns, options, sample.path),
-        options,
-        sample.path,
-        source=F.lit(sample.path),
-        raw=row_as_json(frame),
-    )
+    raw = whole_table(frame, sample, options)
     return RawFrame(raw.frame, (*raw.notes, note), raw.defaults)
 
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.readers import RAW_COLUMNS, RawFrame, ReadOptions, read_source
 
 HARD_NAMES = ("007", "1.0", "Org/X:1 (beta)#2+3@4%", 'say "hi", twice', "two\nlines", "😀 emoji", "'", "\\",
               "a,b;c\td|e", "x" * 300, "A whole sentence. And another one?", "{}", "[1]", "é", "e\u0301",
               " padded ")  # fmt: skip
+
+
+Read = Callable[..., tuple[RawFrame, str, str]]
+"""The fixture `read`."""
+
+
+def rows_with(raw: RawFrame, problem: str | None, *order: str) -> list[Row]:
+    """The rows that have one problem, or none, sorted by some columns; null comes before everything."""
+    found = raw.frame.where(F.col("problem").eqNullSafe(F.lit(problem))).collect()
+    return sorted(found, key=lambda row: [(row[name] is not None, row[name]) for name in order])
 
 
 def read_with(spark: SparkSession, path: Any, format: str = "auto", **options: Any) -> tuple[RawFrame, str, str]:
@@ -28,5 +40,6 @@ def rows_of(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
 
 def defaults_of(raw: RawFrame) -> dict[str, int]:
     """How many rows each default was applied to; those of none are left out."""
-    counts = {name: raw.frame.where(condition).count() for name, condition in raw.defaults.items()}
+    counted = [F.count_if(condition).alias(f"c{at}") for at, condition in enumerate(raw.defaults.values())]
+    counts = dict(zip(raw.defaults, raw.frame.agg(*counted).head() or (), strict=True)) if counted else {}
     return {name: count for name, count in counts.items() if count}

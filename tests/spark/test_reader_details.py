@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import Row
 
-from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.readers import RAW_COLUMNS, RawFrame, ReadOptions, read_source
+from cbmm_spark.readers import RAW_COLUMNS, RawFrame
+from tests.spark.reader_samples import Read, defaults_of, rows_with
 
 STAMP = "2023-09-17T10-21-46.123456"
 TASK = "harness|arc:challenge|25"
-Read = Callable[..., tuple[RawFrame, str, str]]
-
-
-@pytest.fixture
-def read(spark: SparkSession) -> Read:
-    def call(path: Path | str, format: str = "auto", given: dict[str, Any] | None = None, **rules: Any) -> Any:
-        return read_source(spark, str(path), format, ReadOptions(IngestConfig(**rules), **(given or {})))
-
-    return call
 
 
 def write(folder: Path, columns: dict[str, Any], task: str = TASK, stamp: str = STAMP) -> Path:
@@ -45,13 +34,7 @@ def examples(*texts: str) -> dict[str, Any]:
 
 
 def rows(raw: RawFrame, problem: str | None = None) -> list[Row]:
-    found = raw.frame.where(F.col("problem").eqNullSafe(F.lit(problem))).collect()
-    return sorted(found, key=lambda row: (str(row["model_id"]), str(row["benchmark"]), row["position"] or 0))
-
-
-def counted(raw: RawFrame) -> dict[str, int]:
-    counts = raw.frame.agg(*(F.count_if(c).alias(name) for name, c in raw.defaults.items())).head().asDict()
-    return {name: count for name, count in counts.items() if count}
+    return rows_with(raw, problem, "model_id", "benchmark", "position")
 
 
 def test_files_of_different_shapes(read: Read, tmp_path: Path) -> None:
@@ -75,7 +58,7 @@ def test_files_of_different_shapes(read: Read, tmp_path: Path) -> None:
     assert found[0]["evaluated_at_raw"].isoformat() == "2023-09-17T10:21:46.123456"
     assert found[4]["evaluated_at_raw"].isoformat() == "2023-09-17T10:21:46"
     assert "full_prompt" not in json.loads(found[0]["raw"])
-    assert counted(raw) == {
+    assert defaults_of(raw) == {
         'metric acc_norm taken by ingest.metrics."*"': 4, 'metric em taken by ingest.metrics."*"': 1,
         "item named by a hash of its example": 5, "model named after its folder": 5, "no version of the task known": 5,
     }  # fmt: skip
@@ -102,7 +85,7 @@ def test_declared_metrics_and_ids(read: Read, tmp_path: Path) -> None:
     write(tmp_path / "m", {**examples("a", "b"), "metrics": [{"mc1": 1, "acc": 0}] * 2, "id": ["007", "é 1"]})
     raw, _, _ = read(tmp_path, metrics={TASK: ("mc1",)})
     assert [(row["item_id"], row["score_raw"]) for row in rows(raw)] == [("007", "1"), ("é 1", "1")]
-    assert not any(name.startswith(("metric", "item")) for name in counted(raw))
+    assert not any(name.startswith(("metric", "item")) for name in defaults_of(raw))
     raw, _, _ = read(tmp_path, metrics={"*": ("bleu",)})
     assert len(rows(raw, "unknown_metric")) == 2
 
@@ -111,7 +94,7 @@ def test_a_model_given_and_what_is_refused(read: Read, tmp_path: Path) -> None:
     path = write(tmp_path / "m", {**examples("a"), "acc": [1]}, "t")
     raw, _, _ = read(path, given={"model": "Org/X@main"})
     assert rows(raw)[0]["model_id"] == "Org/X@main"
-    assert "model named after its folder" not in counted(raw)
+    assert "model named after its folder" not in defaults_of(raw)
     with pytest.raises(InputError, match="leave out --benchmark"):
         read(tmp_path, given={"benchmark": "b"})
     write(tmp_path / "n", {**examples("a"), "acc": [1]}, "t")

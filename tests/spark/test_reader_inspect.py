@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import Row
 
-from cbmm_spark.config import STATUS, IngestConfig
+from cbmm_spark.config import STATUS
 from cbmm_spark.errors import InputError
-from cbmm_spark.readers import RAW_COLUMNS, RawFrame, ReadOptions, read_source
+from cbmm_spark.readers import RAW_COLUMNS, RawFrame
+from tests.spark.reader_samples import Read, defaults_of, rows_with
 
 NAME = "2025-03-03T12-00-00+00-00_my-task_AbCdEfGhIjKlMnOpQrStUv.json"
-Read = Callable[..., tuple[RawFrame, str, str]]
-
-
-@pytest.fixture
-def read(spark: SparkSession) -> Read:
-    def call(path: Path | str, format: str = "auto", given: dict[str, Any] | None = None, **rules: Any) -> Any:
-        return read_source(spark, str(path), format, ReadOptions(IngestConfig(**rules), **(given or {})))
-
-    return call
 
 
 def sample(id: Any, epoch: int = 1, **scores: Any) -> dict[str, Any]:
@@ -51,17 +41,11 @@ def write(path: Path, content: Any, indent: int | None = 2) -> Path:
 
 
 def rows(raw: RawFrame, problem: str | None = None) -> list[Row]:
-    found = raw.frame.where(F.col("problem").eqNullSafe(F.lit(problem))).collect()
-    return sorted(found, key=lambda row: (str(row["model_id"]), str(row["item_id"]), str(row["attempt"])))
+    return rows_with(raw, problem, "model_id", "item_id", "attempt")
 
 
 def scores(raw: RawFrame) -> dict[str, str | None]:
     return {row["item_id"]: row["score_raw"] for row in rows(raw)}
-
-
-def counted(raw: RawFrame) -> dict[str, int]:
-    counts = raw.frame.agg(*(F.count_if(c).alias(name) for name, c in raw.defaults.items())).head().asDict()
-    return {name: count for name, count in counts.items() if count}
 
 
 def test_a_folder_of_logs(read: Read, tmp_path: Path) -> None:
@@ -83,7 +67,7 @@ def test_a_folder_of_logs(read: Read, tmp_path: Path) -> None:
     assert rows(raw)[1]["evaluated_at_raw"].isoformat() == "2025-03-03T12:00:00.123456"
     assert [row["position"] for row in rows(raw)] == [0, 0, 1, 2]
     assert "messages" not in rows(raw)[0]["raw"]
-    assert counted(raw) == {"the only scorer of a sample taken": 4}
+    assert defaults_of(raw) == {"the only scorer of a sample taken": 4}
     assert {row["benchmark"] for row in rows(read(tmp_path, version="ignore")[0])} == {"my task"}
 
 
@@ -98,10 +82,10 @@ def test_every_kind_of_value(read: Read, tmp_path: Path) -> None:
     write(tmp_path / NAME, log([sample(at, s=value) for at, (value, _) in enumerate(VALUES)]))
     raw, _, _ = read(tmp_path)
     assert [scores(raw)[str(at)] for at in range(len(VALUES))] == [score for _, score in VALUES]
-    assert counted(raw)["no answer (N) counted as 0"] == 1
+    assert defaults_of(raw)["no answer (N) counted as 0"] == 1
     raw, _, _ = read(tmp_path, status={**STATUS, "n": "missing", "p": 0.0})
     assert [scores(raw)["2"], scores(raw)["3"]] == ["0.0", ""]
-    assert "no answer (N) counted as 0" not in counted(raw)
+    assert "no answer (N) counted as 0" not in defaults_of(raw)
 
 
 def test_errors_are_missing_unless_configured(read: Read, tmp_path: Path) -> None:
@@ -111,7 +95,7 @@ def test_errors_are_missing_unless_configured(read: Read, tmp_path: Path) -> Non
     write(tmp_path / NAME, log([failed, late, invalid, sample("u"), sample("c", s="C")]))
     raw, _, _ = read(tmp_path)
     assert scores(raw) == {"e": None, "l": None, "v": None, "u": None, "c": "1"}
-    assert counted(raw) == {
+    assert defaults_of(raw) == {
         "the only scorer of a sample taken": 1, "error counted as missing": 2,
         "invalidated sample counted as missing": 1, "sample without scores counted as missing": 1,
     }  # fmt: skip
@@ -124,10 +108,10 @@ def test_of_several_scorers_a_declared_one_counts(read: Read, tmp_path: Path) ->
     raw, _, _ = read(tmp_path)
     assert scores(raw) == {"1": "0"}
     assert [row["item_id"] for row in rows(raw, "unknown_metric")] == ["0"]
-    assert counted(raw) == {'metric exact_match taken by ingest.metrics."*"': 1}
+    assert defaults_of(raw) == {'metric exact_match taken by ingest.metrics."*"': 1}
     raw, _, _ = read(tmp_path, metrics={"my task": ("b",)})
     assert scores(raw) == {"0": "0", "1": "1"}
-    assert counted(raw) == {}
+    assert defaults_of(raw) == {}
 
 
 def test_bad_records_and_other_files(read: Read, tmp_path: Path) -> None:

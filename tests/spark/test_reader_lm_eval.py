@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.readers import RAW_COLUMNS, RawFrame, ReadOptions, read_source
+from cbmm_spark.readers import RAW_COLUMNS, RawFrame
+from tests.spark.reader_samples import Read, defaults_of, rows_with
 
 STAMP = "2024-09-26T08-31-39.355596"
-Read = Callable[..., tuple[RawFrame, str, str]]
-
-
-@pytest.fixture
-def read(spark: SparkSession) -> Read:
-    def call(path: Path | str, format: str = "auto", given: dict[str, Any] | None = None, **rules: Any) -> Any:
-        return read_source(spark, str(path), format, ReadOptions(IngestConfig(**rules), **(given or {})))
-
-    return call
 
 
 def line(doc_id: Any, filter: str | None = "none", **scores: Any) -> dict[str, Any]:
@@ -58,17 +47,11 @@ def results(model: str, tasks: dict[str, list[str]], version: Any = 3.0, args: A
 
 
 def rows(raw: RawFrame, problem: str | None = None) -> list[Row]:
-    found = raw.frame.where(F.col("problem").eqNullSafe(F.lit(problem))).collect()
-    return sorted(found, key=lambda row: (row["benchmark"], row["model_id"], str(row["item_id"])))
+    return rows_with(raw, problem, "benchmark", "model_id", "item_id")
 
 
 def scores(raw: RawFrame) -> dict[str, str]:
     return {row["item_id"]: row["score_raw"] for row in rows(raw)}
-
-
-def counted(raw: RawFrame) -> dict[str, int]:
-    counts = raw.frame.agg(*(F.count_if(c).alias(name) for name, c in raw.defaults.items())).head().asDict()
-    return {name: count for name, count in counts.items() if count}
 
 
 def test_a_folder_of_models(read: Read, tmp_path: Path) -> None:
@@ -96,7 +79,7 @@ def test_a_folder_of_models(read: Read, tmp_path: Path) -> None:
     assert row["evaluated_at_raw"].isoformat() == "2024-09-26T08:31:39.355596"
     assert row["source"].endswith(".jsonl")
     assert json.loads(row["raw"]) == {"doc_id": "0", "doc_hash": "h0", "filter": "none", "acc_norm": "1.0"}
-    assert counted(raw) == {
+    assert defaults_of(raw) == {
         'metric acc_norm taken by ingest.metrics."*"': 3, 'metric acc taken by ingest.metrics."*"': 1,
         "the only filter of its task taken": 4, "model named after its folder": 1, "no version of the task known": 1,
     }  # fmt: skip
@@ -131,7 +114,7 @@ def test_one_declared_filter_counts(read: Read, tmp_path: Path, told: bool) -> N
         assert scores(raw) == {"0": "1.0", "1": "1.0", "2": "1.0"}
         assert len(rows(raw, "other_filter")) == 3
         assert "filter flexible-extract counts for gsm8k" in raw.notes
-        assert "the only filter of its task taken" not in counted(raw)
+        assert "the only filter of its task taken" not in defaults_of(raw)
     with pytest.raises(InputError, match=r"none of those that ingest\.filters\.gsm8k names"):
         read(tmp_path, filters={"gsm8k": ("x", "y")})
 
@@ -141,7 +124,7 @@ def test_a_filter_for_all_benchmarks_leaves_those_with_another_one(read: Read, t
     write(tmp_path, "m", "gsm8k", [line(0, each, exact_match=1) for each in ("strict", "flexible")])
     raw, _, _ = read(tmp_path, filters={"*": ("strict",)})
     assert [(row["benchmark"], row["score_raw"]) for row in rows(raw)] == [("gsm8k", "1"), ("mmlu", "1")]
-    assert counted(raw)["the only filter of its task taken"] == 1
+    assert defaults_of(raw)["the only filter of its task taken"] == 1
 
 
 SCORES = {"NaN": "NaN", "null": "", '""': "", '"maybe"': "maybe", "0.5": "0.5", "50": "50", "1": "1", "true": "true",
@@ -165,7 +148,7 @@ def test_metrics_by_their_names(read: Read, tmp_path: Path) -> None:
     assert all(row["score_raw"] is None for row in rows(raw, "unknown_metric"))
     raw, _, _ = read(tmp_path, metrics={"*": ("acc",), "t": ("bleu",)})
     assert scores(raw) == {"5": "1"}
-    assert not any(name.startswith("metric") for name in counted(raw))
+    assert not any(name.startswith("metric") for name in defaults_of(raw))
     both = {"exact_match,strict": 1, "exact_match,flexible": 0}
     write(tmp_path / "2", "m", "t", [line(0, None, **both)])
     assert scores(read(tmp_path / "2", filters={"t": ("strict",)})[0]) == {"0": "1"}
@@ -194,7 +177,7 @@ def test_names_given_on_the_command_line(read: Read, tmp_path: Path) -> None:
     write(tmp_path, "m", "t", [line(0, acc=1)])
     raw, _, _ = read(tmp_path, given={"model": "Org/M@main"})
     assert rows(raw)[0]["model_id"] == "Org/M@main"
-    assert "model named after its folder" not in counted(raw)
+    assert "model named after its folder" not in defaults_of(raw)
     with pytest.raises(InputError, match="leave out --benchmark"):
         read(tmp_path, given={"benchmark": "b"})
     write(tmp_path, "m", "t", [line(0, acc=1)], results=results("Org/X", {"t": ["none"]}))
@@ -216,7 +199,7 @@ def test_a_damaged_results_file_is_as_none(read: Read, tmp_path: Path) -> None:
     (tmp_path / "Org__X" / f"results_{STAMP}.json").write_text('{"model_name": "cut o')
     raw, _, _ = read(tmp_path)
     assert rows(raw)[0]["model_id"] == "Org/X"
-    assert counted(raw)["model named after its folder"] == 1
+    assert defaults_of(raw)["model named after its folder"] == 1
 
 
 def test_many_files_are_few_jobs(spark: SparkSession, read: Read, tmp_path: Path) -> None:

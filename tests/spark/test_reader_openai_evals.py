@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import Row
 
-from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.readers import RAW_COLUMNS, RawFrame, ReadOptions, read_source
-
-Read = Callable[..., tuple[RawFrame, str, str]]
-
-
-@pytest.fixture
-def read(spark: SparkSession) -> Read:
-    def call(path: Path | str, format: str = "auto", given: dict[str, Any] | None = None, **rules: Any) -> Any:
-        return read_source(spark, str(path), format, ReadOptions(IngestConfig(**rules), **(given or {})))
-
-    return call
+from cbmm_spark.readers import RAW_COLUMNS, RawFrame
+from tests.spark.reader_samples import Read, defaults_of, rows_with
 
 
 def spec(*models: str, name: str = "test-match.s1.simple-v0", **more: Any) -> dict[str, Any]:
@@ -47,13 +35,7 @@ def write(path: Path, lines: list[Any]) -> Path:
 
 
 def rows(raw: RawFrame, problem: str | None = None) -> list[Row]:
-    found = raw.frame.where(F.col("problem").eqNullSafe(F.lit(problem))).collect()
-    return sorted(found, key=lambda row: (str(row["model_id"]), str(row["item_id"])))
-
-
-def counted(raw: RawFrame) -> dict[str, int]:
-    counts = raw.frame.agg(*(F.count_if(c).alias(name) for name, c in raw.defaults.items())).head().asDict()
-    return {name: count for name, count in counts.items() if count}
+    return rows_with(raw, problem, "model_id", "item_id")
 
 
 def test_a_folder_of_logs(read: Read, tmp_path: Path) -> None:
@@ -76,7 +58,7 @@ def test_a_folder_of_logs(read: Read, tmp_path: Path) -> None:
     ]
     assert rows(raw)[0]["evaluated_at_raw"].isoformat() == "2023-04-17T22:08:31.418712"
     assert len(rows(raw, "no_result")) == 6
-    assert counted(raw) == {
+    assert defaults_of(raw) == {
         'metric correct taken by ingest.metrics."*"': 2, 'metric score taken by ingest.metrics."*"': 1,
         "first of several completion functions taken as the model": 1,
     }  # fmt: skip

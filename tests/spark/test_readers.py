@@ -68,6 +68,9 @@ WRITERS: dict[str, tuple[str, Callable[[SparkSession, Path], object]]] = {
     "a.parquet": ("parquet", lambda _, path: pd.DataFrame(LONG).to_parquet(path)),
     "a.jsonl": ("jsonl", lambda _, path: pd.DataFrame(LONG).to_json(path, orient="records", lines=True)),
     "no_suffix": ("csv", lambda _, path: path.write_text(csv_text(long_table()))),
+    "harness|arc:25.csv": ("csv", lambda _, path: path.write_text(csv_text(long_table()))),
+    "harness|arc:25.jsonl": ("jsonl", lambda _, path: pd.DataFrame(LONG).to_json(path, orient="records", lines=True)),
+    "harness|arc:25.parquet": ("parquet", lambda _, path: pd.DataFrame(LONG).to_parquet(path)),
     "folder": ("delta", write_delta),
 }
 
