@@ -126,19 +126,15 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
     watched = Observation()
     counted = [F.count_if(condition).alias(f"c{number}") for number, condition in enumerate(conditions.values())]
     judged = validate(raw, rules)
-    watched_rows = validate(raw.observe(watched, *counted), rules)
-    content = F.when(F.col("content_hash").isNotNull(), F.xxhash64("content_hash"))
-    valid = watched_rows.where(F.col("reason").isNull()).withColumns(
-        {"source_hash": F.xxhash64("source"), "content": content}
-    )
-    keys = held.enter_context(persisted(one_row_per_key(valid)))
+    watched_rows = _valid(validate(raw.observe(watched, *counted), rules))
+    keys = held.enter_context(persisted(one_row_per_key(watched_rows)))
     all_valid = _count(keys)
     seen = {name: int(watched.get[f"c{number}"]) for number, name in enumerate(conditions)}
     has_content = bool(seen.pop(_HAS_CONTENT))
     left_out = {name: count for name in LEFT_OUT if (count := seen.pop(name))}
     accepted, counts, undecidable = keys, all_valid, None
     if all_valid.disputed:
-        accepted, undecidable = _resolve(keys, valid, rules, path, held)
+        accepted, undecidable = _resolve(keys, _valid(judged), rules, path, held)
         counts = _count(accepted)
     only_source = total["source"] if total["files"] == 1 else None
     responses = _as_responses(accepted, sources, only_source)
@@ -157,6 +153,13 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
         defaults={name: count for name, count in seen.items() if count},
         counts=counts,
     )
+
+
+def _valid(judged: DataFrame) -> DataFrame:
+    """The acceptable rows, with files and contents by hashes of fixed width."""
+    content = F.when(F.col("content_hash").isNotNull(), F.xxhash64("content_hash"))
+    acceptable = judged.where(F.col("reason").isNull())
+    return acceptable.withColumns({"source_hash": F.xxhash64("source"), "content": content})
 
 
 def agree() -> Column:

@@ -169,23 +169,32 @@ def _vanished(warehouse: Warehouse, batch: Batch) -> list[str]:
     buckets = list(batch.counts.buckets)
     stored = warehouse.read("responses").where(F.col("benchmark_bucket").isin(buckets))
     stored = stored.join(F.broadcast(batch.sources.select("source")), "source", "left_semi")
+    before, now = _models_and_items(stored), _models_and_items(batch.keys)
+    benchmarks = batch.keys.select("benchmark").distinct()
+    gone = before.join(F.broadcast(benchmarks), "benchmark", "left_semi").join(now, now.columns, "left_anti")
+    rows = (
+        gone.groupBy("kind", "benchmark")
+        .agg(F.count("*").alias("n"), F.min("name").alias("one"))
+        .orderBy(F.desc("kind"), "benchmark")
+        .collect()
+    )
     told = []
-    for kind, key in (("models", "model_id"), ("items", "item_id")):
-        before, now = (frame.select("benchmark", key).distinct() for frame in (stored, batch.keys))
-        benchmarks = batch.keys.select("benchmark").distinct()
-        gone = before.join(F.broadcast(benchmarks), "benchmark", "left_semi").join(now, ["benchmark", key], "left_anti")
-        rows = (
-            gone.groupBy("benchmark")
-            .agg(F.count("*").alias("n"), F.min(key).alias("one"))
-            .orderBy("benchmark")
-            .collect()
-        )
-        if rows:
-            shown = ", ".join(f"{r['n']} of {r['benchmark']!r} (such as {r['one']!r})" for r in rows[:_SHOWN])
+    for kind in ("models", "items"):
+        mine = [row for row in rows if row["kind"] == kind]
+        if mine:
+            shown = ", ".join(f"{r['n']} of {r['benchmark']!r} (such as {r['one']!r})" for r in mine[:_SHOWN])
             told.append(
-                f"{kind} that these files had before are not in them any more and stay stored: {shown}{_and_more(rows)}"
+                f"{kind} that these files had before are not in them any more and stay stored: {shown}{_and_more(mine)}"
             )
     return told
+
+
+def _models_and_items(responses: DataFrame) -> DataFrame:
+    """Each model and each item of each benchmark once, in one pass: benchmark, kind, name."""
+    pairs = [F.struct(F.lit(kind).alias("kind"), F.col(key).alias("name"))
+             for kind, key in (("models", "model_id"), ("items", "item_id"))]  # fmt: skip
+    each = responses.select("benchmark", F.explode(F.array(*pairs)).alias("each"))
+    return each.select("benchmark", "each.*").distinct()
 
 
 def _and_more(rows: Sequence[Row]) -> str:

@@ -35,9 +35,6 @@ from cbmm_spark.warm import earlier_abilities
 SAME_OPTIMUM = 1e-8
 """Relative difference of objectives below which two starts have found one optimum."""
 
-_AFTER_ALL = 1_000_000_000
-"""Number of an iteration that comes after all others."""
-
 RESULT_TABLES = ("abilities", "item_parameters", "runs", "run_scales", "run_iterations")
 LATEST_TABLES = ("latest_abilities", "latest_item_parameters")
 
@@ -280,9 +277,11 @@ def fit_scales(
             _run_paper(blocks, fits, config, tell)
         else:
             alternate(list(fits.values()), blocks.run_pass, options, tell)
+            first = {name: fit.iteration for name, fit in fits.items()}
             for name in _further_starts(blocks, fits, counts, config, listener):
-                if saver is not None:  # a later night starts from what is published
-                    saver.put(name, _AFTER_ALL, fits[name].models, fits[name].theta)
+                if saver is not None:  # a later night starts from what is published, which is saved last
+                    last = max(first[name], fits[name].iteration) + 1
+                    saver.put(name, last, fits[name].models, fits[name].theta)
     finally:
         if saver is not None:
             saver.close()

@@ -28,6 +28,11 @@ _BUCKET = Column(
     required=True,
 )
 
+
+def _count(name: str, meaning: str) -> Column:
+    return Column(name, "long", meaning, COUNT, required=True)
+
+
 RESPONSES = TableSpec(
     name="responses",
     comment="One row per model, benchmark, item and attempt: the validated, unique truth. Written by ingest.",
@@ -119,23 +124,17 @@ INGESTS = TableSpec(
         Column("input", "string", "The input as given", required=True, statistics=False),
         Column("format", "string", "The format it was read as", required=True),
         Column("format_reason", "string", "Why that format was taken", statistics=False),
-        Column("rows_read", "long", "Rows of the input", COUNT, required=True),
-        Column("accepted", "long", "Responses in the input", COUNT, required=True),
-        Column("new", "long", "Responses not seen before", COUNT, required=True),
-        Column("unchanged", "long", "Responses stored already", COUNT, required=True),
-        Column("corrected", "long", "Responses whose stored score was replaced", COUNT, required=True),
-        Column("redated", "long", "Responses whose stored date was replaced", COUNT, required=True),
-        Column(
-            "superseded",
-            "long",
-            "Responses whose stored score was kept by the rule for duplicates",
-            COUNT,
-            required=True,
-        ),
-        Column("collapsed", "long", "Rows that repeat a response of the same input", COUNT, required=True),
-        Column("missing", "long", "Accepted responses without a verdict", COUNT, required=True),
-        Column("left_out", "long", "Records that are no responses by the source's own design", COUNT, required=True),
-        Column("quarantined", "long", "Rows that were refused", COUNT, required=True),
+        _count("rows_read", "Rows of the input"),
+        _count("accepted", "Responses in the input"),
+        _count("new", "Responses not seen before"),
+        _count("unchanged", "Responses stored already"),
+        _count("corrected", "Responses whose stored score was replaced"),
+        _count("redated", "Responses whose stored date was replaced"),
+        _count("superseded", "Responses whose stored score was kept by the rule for duplicates"),
+        _count("collapsed", "Rows that repeat a response of the same input"),
+        _count("missing", "Accepted responses without a verdict"),
+        _count("left_out", "Records that are no responses by the source's own design"),
+        _count("quarantined", "Rows that were refused"),
         Column("report", "string", "The whole report as JSON", required=True, statistics=False),
         Column("package_version", "string", "Version of cbmm-spark"),
     ),
