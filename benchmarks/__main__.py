@@ -10,7 +10,7 @@ import sys
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
-from benchmarks import billion, exactness, growth, kernel, paper_suite, real, recovery, rivals, stages  # noqa: E402
+from benchmarks import billion, exactness, growth, ingest, kernel, paper_suite, real, recovery, rivals, stages  # noqa: E402
 
 BENCHMARKS = {
     "kernel": (kernel.run, "nanoseconds per cell and iteration against unpacking and one float32 product"),
@@ -18,6 +18,7 @@ BENCHMARKS = {
     "exactness": (exactness.run, "objective against L-BFGS-B, KKT and random starts on real and simulated data"),
     "real": (real.run, "real leaderboards through ingest and rescore on Spark, against L-BFGS-B"),
     "recovery": (recovery.run, "recovery of the truth beside L-BFGS-B and plain accuracy"),
+    "ingest": (ingest.run, "Spark: ingest of 100 M long Parquet rows and of 1 GB of lm-eval samples against a shuffle"),
     "stages": (stages.run, "Spark: seconds per iteration against an empty mapInArrow job; 200 iterations"),
     "paper_suite": (paper_suite.run, "Spark: the paper's largest suite, 2,211 models x 12,032 items"),
     "growth": (growth.run, "growth with models, items, observed share, scales and cores"),

@@ -1,37 +1,40 @@
 """One input as a batch: validated, one row per key, counted.
 
-The input is read twice: once for its files and number of rows (of Parquet that is metadata alone) and once to be
-validated and shuffled by benchmark and model. It is read a third time only where rows were refused or contradict each
-other.
+A columnar input is read three times, each time only the columns that are needed: its files and numbers of rows (of
+Parquet that is metadata alone), its names (`names`), and its rows, which are shuffled once, as numbers of fixed width.
+Of any other input the few columns of a response are kept when it is read first, so that no text is parsed twice. It is
+read once more only where rows were refused or contradict each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import Column, DataFrame, Observation, Row, Window
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.storagelevel import StorageLevel
 
 from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.readers import LEFT_OUT, RawFrame
-from cbmm_spark.responses import KEY, MISSING, applied_defaults, one_row_per_key, resolve_conflicts, validate
+from cbmm_spark.held import persisted
+from cbmm_spark.names import HASHES, Names, make_names
+from cbmm_spark.readers import FIRST_ATTEMPT, LEFT_OUT, RawFrame
+from cbmm_spark.responses import (
+    HASHED_KEY,
+    KEY,
+    MISSING,
+    applied_defaults,
+    one_row_per_key,
+    resolve_conflicts,
+    validate,
+)
 from cbmm_spark.tables import BENCHMARK_BUCKETS
 
-_HAS_CONTENT = "has content"
+OTHER_ATTEMPT = "other_attempt"
+"""Why rows are left out whose attempt is not the one that `ingest.attempts` takes."""
 
-
-@contextmanager
-def persisted(frame: DataFrame) -> Iterator[DataFrame]:
-    """Keep a frame in memory and on disk for a block."""
-    kept = frame.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        yield kept
-    finally:
-        kept.unpersist()
+_NARROW = ("benchmark", "model_id", "item_id", "attempt", "score", "evaluated_at", "source", "reason")
 
 
 @dataclass(frozen=True)
@@ -53,26 +56,21 @@ class Batch:
     ----------
     path
         The input.
+    names
+        Its models, items and files.
     accepted
-        Key, score, evaluated_at, source, benchmark_bucket: persisted, keys unique and not null.
-    models
-        The model_id of these, distinct: persisted.
+        benchmark_bucket, model_hash, item_hash, attempt, score, evaluated_at, source_hash, n_rows: persisted, keys
+        unique.
     judged
         `validate`'s frame, not persisted.
-    keys
-        The accepted rows as `one_row_per_key` gives them, with the contents of items.
-    has_content
-        Whether the format tells contents of items apart.
-    sources
-        The input's files.
     undecidable
-        Keys whose rows contradict each other, or None.
+        Keys (with their names) whose rows contradict each other, or None.
     read
         Rows of the input.
     invalid
         Rows refused by themselves, without those of undecidable keys.
     left_out
-        Records that are no responses by the source's design, by why (`readers.LEFT_OUT`).
+        Records that are no responses by the source's design, by why (`readers.LEFT_OUT`), and other attempts.
     defaults
         What was assumed about how many rows.
     counts
@@ -80,12 +78,9 @@ class Batch:
     """
 
     path: str
+    names: Names
     accepted: DataFrame
-    models: DataFrame
     judged: DataFrame
-    keys: DataFrame
-    has_content: bool
-    sources: DataFrame
     undecidable: DataFrame | None
     read: int
     invalid: int
@@ -111,55 +106,70 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
     Raises
     ------
     InputError
-        There is no row, or rows contradict each other and the rule for duplicates is `error`.
+        There is no row, or rows contradict each other and the rule for duplicates is `error`, or a model has several
+        attempts at an item and the rule for attempts is `error`.
     """
-    raw = source.frame
-    sources = held.enter_context(persisted(raw.groupBy("source").agg(F.count("*").alias("rows"))))
-    total = sources.agg(
-        F.sum("rows").alias("rows"), F.count("*").alias("files"), F.min("source").alias("source")
-    ).head()
-    if total is None or not total["rows"]:
-        raise InputError(f"{path} holds no rows")
-    conditions = {**source.defaults, **applied_defaults(raw, rules)}
+    conditions = {**source.defaults, **applied_defaults(source.frame, rules)}
     conditions |= {name: F.col("problem") == name for name in LEFT_OUT}
-    conditions[_HAS_CONTENT] = F.col("content_hash").isNotNull()
     watched = Observation()
     counted = [F.count_if(condition).alias(f"c{number}") for number, condition in enumerate(conditions.values())]
-    judged = validate(raw, rules)
-    watched_rows = _valid(validate(raw.observe(watched, *counted), rules))
-    keys = held.enter_context(persisted(one_row_per_key(watched_rows)))
+    if not counted:
+        counted = [F.count("*").alias("rows")]  # an observation of nothing is an error
+    judged = validate(source.frame, rules)
+    observed = _narrow(validate(source.frame.observe(watched, *counted), rules))
+    if source.is_columnar:
+        rows, listed = _narrow(judged), source.frame
+    else:
+        rows = observed = listed = held.enter_context(persisted(observed))
+    sources = held.enter_context(persisted(listed.groupBy("source").agg(F.count("*").alias("rows"))))
+    read = sources.agg(F.sum("rows").alias("rows")).head()
+    if read is None or not read["rows"]:
+        raise InputError(f"{path} holds no rows")
+    names = make_names(_valid(rows), sources, held)
+    keys = held.enter_context(persisted(one_row_per_key(_hashed(_valid(observed), names))))
     all_valid = _count(keys)
     seen = {name: int(watched.get[f"c{number}"]) for number, name in enumerate(conditions)}
-    has_content = bool(seen.pop(_HAS_CONTENT))
     left_out = {name: count for name in LEFT_OUT if (count := seen.pop(name))}
     accepted, counts, undecidable = keys, all_valid, None
     if all_valid.disputed:
-        accepted, undecidable = _resolve(keys, _valid(judged), rules, path, held)
+        accepted, undecided = _resolve(keys, _hashed(_valid(rows), names), names, rules, path, held)
         counts = _count(accepted)
-    only_source = total["source"] if total["files"] == 1 else None
-    responses = _as_responses(accepted, sources, only_source)
+        undecidable = names.named(undecided).select(*KEY) if counts.rows < all_valid.rows else None
+    if rules.attempts != "all":
+        decided_rows = counts.rows
+        accepted = held.enter_context(persisted(_one_attempt(accepted, names, rules, path)))
+        counts = _count(accepted)
+        if counts.rows < decided_rows:
+            left_out[OTHER_ATTEMPT] = decided_rows - counts.rows
+    score = F.when(F.col("lowest") != MISSING, F.col("lowest")).alias("score")
     return Batch(
         path=path,
-        accepted=responses,
-        models=held.enter_context(persisted(responses.select("model_id").distinct())),
+        names=names,
+        accepted=accepted.select(*HASHED_KEY, score, "evaluated_at", "source_hash", "n_rows"),
         judged=judged,
-        keys=accepted,
-        has_content=has_content,
-        sources=sources,
-        undecidable=undecidable if counts.rows < all_valid.rows else None,
-        read=total["rows"],
-        invalid=total["rows"] - all_valid.rows - sum(left_out.values()),
+        undecidable=undecidable,
+        read=read["rows"],
+        invalid=read["rows"] - all_valid.rows - sum(left_out.get(name, 0) for name in LEFT_OUT),
         left_out=left_out,
         defaults={name: count for name, count in seen.items() if count},
         counts=counts,
     )
 
 
-def _valid(judged: DataFrame) -> DataFrame:
-    """The acceptable rows, with files and contents by hashes of fixed width."""
-    content = F.when(F.col("content_hash").isNotNull(), F.xxhash64("content_hash"))
-    acceptable = judged.where(F.col("reason").isNull())
-    return acceptable.withColumns({"source_hash": F.xxhash64("source"), "content": content})
+def _narrow(judged: DataFrame) -> DataFrame:
+    """The columns of a response; contents of items by a hash of fixed width."""
+    content = F.when(F.col("content_hash").isNotNull(), F.xxhash64("content_hash")).alias("content")
+    return judged.select(*_NARROW, content)
+
+
+def _valid(narrow: DataFrame) -> DataFrame:
+    return narrow.where(F.col("reason").isNull())
+
+
+def _hashed(valid: DataFrame, names: Names) -> DataFrame:
+    bucket = F.pmod(F.xxhash64("benchmark"), F.lit(BENCHMARK_BUCKETS)).cast("int")
+    hashed = names.hashed(valid).withColumn("benchmark_bucket", bucket)
+    return hashed.select(*HASHED_KEY, "score", "evaluated_at", "source_hash")
 
 
 def agree() -> Column:
@@ -173,43 +183,50 @@ def _count(keys: DataFrame) -> Counts:
         F.count("*").alias("keys"),
         F.count_if(~agree()).alias("disputed"),
         F.count_if(agree() & (F.col("lowest") == MISSING)).alias("missing"),
-        F.collect_set(_bucket()).alias("buckets"),
+        F.collect_set("benchmark_bucket").alias("buckets"),
     ).head()
     assert row is not None
     return Counts(row["rows"], row["keys"], row["disputed"], row["missing"], tuple(sorted(row["buckets"])))
 
 
-def _bucket() -> Column:
-    return F.pmod(F.xxhash64("benchmark"), F.lit(BENCHMARK_BUCKETS)).cast("int")
-
-
 def _resolve(
-    keys: DataFrame, valid: DataFrame, rules: IngestConfig, path: str, held: ExitStack
+    keys: DataFrame, valid: DataFrame, names: Names, rules: IngestConfig, path: str, held: ExitStack
 ) -> tuple[DataFrame, DataFrame]:
     """The keys with one score, by the rule for duplicates where rows disagree, and the keys that stay undecided."""
-    disputed = keys.where(~agree()).select(*KEY)
+    disputed = keys.where(~agree()).select(*HASHED_KEY)
     if rules.duplicates == "error":
-        first = disputed.orderBy(*KEY).head()
-        assert first is not None
-        example = name_key(first.asDict())
+        example = first_key(disputed, names)
         raise InputError(f"{path} has rows of different scores for {example}; ingest.duplicates = error refuses that")
-    rows = valid.join(disputed, list(KEY), "left_semi")
+    rows = valid.join(disputed, list(HASHED_KEY), "left_semi")
     decided = held.enter_context(persisted(resolve_conflicts(rows, rules.duplicates)))
     accepted = keys.where(agree()).unionByName(decided.where(agree()).select(*keys.columns))
-    return accepted, decided.where(~agree()).select(*KEY)
+    return accepted, decided.where(~agree()).select(*HASHED_KEY)
 
 
-def name_key(row: Mapping[str, object]) -> str:
-    """A response's key in words."""
+def _one_attempt(keys: DataFrame, names: Names, rules: IngestConfig, path: str) -> DataFrame:
+    """Of several attempts of a model at an item the one that counts, as the first attempt."""
+    cell = ["benchmark_bucket", *HASHES]
+    if names.attempts[0] != names.attempts[1]:
+        if rules.attempts == "error":
+            several = keys.groupBy(*cell).agg(F.count("*").alias("n"), F.max("attempt").alias("attempt")).where("n > 1")
+            if not several.isEmpty():
+                raise InputError(
+                    f"{path} has several attempts up to {first_key(several, names)}; ingest.attempts = error refuses "
+                    "that"
+                )
+        order = F.desc("attempt") if rules.attempts == "latest" else F.asc("attempt")
+        ranked = keys.withColumn("_place", F.row_number().over(Window.partitionBy(*cell).orderBy(order)))
+        keys = ranked.where(F.col("_place") == 1).drop("_place")
+    return keys.withColumn("attempt", F.lit(FIRST_ATTEMPT))
+
+
+def first_key(hashed: DataFrame, names: Names) -> str:
+    """The first of some hashed keys, by name, in words."""
+    row = names.named(hashed).orderBy(*KEY).head()
+    assert row is not None
+    return key_in_words(row)
+
+
+def key_in_words(row: Row) -> str:
+    """Name a response."""
     return f"model {row['model_id']!r}, item {row['item_id']!r} of {row['benchmark']!r}, attempt {row['attempt']}"
-
-
-def _as_responses(keys: DataFrame, sources: DataFrame, only_source: str | None) -> DataFrame:
-    """The columns of a response. Files are known by a hash until here, so that the shuffle is narrow."""
-    if only_source is not None:
-        named = keys.withColumn("source", F.lit(only_source))
-    else:
-        names = sources.select("source", F.xxhash64("source").alias("source_hash"))
-        named = keys.join(F.broadcast(names), "source_hash")
-    score = F.when(F.col("lowest") != MISSING, F.col("lowest")).alias("score")
-    return named.select(*KEY, score, "evaluated_at", "source", _bucket().alias("benchmark_bucket"))

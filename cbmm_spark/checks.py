@@ -72,11 +72,11 @@ def check_batch(warehouse: Warehouse, batch: Batch, checks: ChecksConfig) -> lis
 
 def coverage(batch: Batch) -> list[Coverage]:
     """Return the coverage of every benchmark of a batch, by name."""
-    per_model = batch.keys.groupBy("benchmark", "model_id").agg(F.countDistinct("item_id").alias("items"))
-    items = batch.keys.groupBy("benchmark").agg(F.countDistinct("item_id").alias("all_items"))
+    items = batch.names.items.groupBy("benchmark").agg(F.count("*").alias("all_items"))
     share = F.col("items") / F.col("all_items")
     rows = (
-        per_model.join(F.broadcast(items), "benchmark")
+        _answered(batch)
+        .join(F.broadcast(items), "benchmark")
         .groupBy("benchmark")
         .agg(
             F.count("*").alias("models"),
@@ -93,25 +93,34 @@ def coverage(batch: Batch) -> list[Coverage]:
     ]
 
 
+def _answered(batch: Batch) -> DataFrame:
+    """How many items of a benchmark each model answered: benchmark, model_id, items.
+
+    Where no row repeats another and there is one attempt, these are the rows that were counted when the names were
+    found; else they are counted once more.
+    """
+    names, counts = batch.names, batch.counts
+    is_plain = names.attempts[0] == names.attempts[1] and counts.rows == counts.keys and batch.undecidable is None
+    if is_plain:
+        return names.pairs.select("benchmark", "model_id", F.col("rows").alias("items"))
+    cells = batch.accepted.select("model_hash", "item_hash").distinct()
+    named = cells.join(names.models, "model_hash").join(names.items.select("item_hash", "benchmark"), "item_hash")
+    return named.groupBy("benchmark", "model_id").agg(F.count("*").alias("items"))
+
+
 # ------------------------------------------------------------------------------------------------ contents
 def _two_contents(warehouse: Warehouse, batch: Batch) -> list[str]:
     """Items with two contents, within the batch or between it and what is stored (cases R9, and renamed tasks)."""
-    if not batch.has_content:
+    if not batch.names.has_content:
         return []
-    found = item_contents(batch)
+    found = batch.names.items.select("benchmark", "item_id", F.col("content_low").alias("low"),
+                                     F.col("content_high").alias("high"))  # fmt: skip
     told = [_contents_sentence(found.where(F.col("low") != F.col("high")), "for one model than for another")]
     if warehouse.exists("items"):
         stored = warehouse.read("items").where(F.col("content_hash").isNotNull())
         joined = found.join(stored.select("benchmark", "item_id", "content_hash"), ["benchmark", "item_id"])
         told.append(_contents_sentence(joined.where(F.hex("low") != F.col("content_hash")), "than the stored one"))
     return [sentence for sentence in told if sentence]
-
-
-def item_contents(batch: Batch) -> DataFrame:
-    """Return the smallest and largest hash of every item's contents: benchmark, item_id, low, high."""
-    return batch.keys.groupBy("benchmark", "item_id").agg(
-        F.min("content_low").alias("low"), F.max("content_high").alias("high")
-    )
 
 
 def _contents_sentence(items: DataFrame, where: str) -> str:
@@ -130,9 +139,9 @@ def _contents_sentence(items: DataFrame, where: str) -> str:
 def _names_alike(warehouse: Warehouse, batch: Batch) -> list[str]:
     """Names that differ by case or white space only (case R8)."""
     told = []
-    benchmarks = batch.keys.select(F.col("benchmark").alias("name")).distinct()
+    benchmarks = batch.names.pairs.select(F.col("benchmark").alias("name")).distinct()
     for kind, table, column, names in (
-        ("model", "models", "model_id", batch.models.select(F.col("model_id").alias("name"))),
+        ("model", "models", "model_id", batch.names.models.select(F.col("model_id").alias("name"))),
         ("benchmark", "items", "benchmark", benchmarks),
     ):
         stored = warehouse.read(table).select(F.col(column).alias("name")) if warehouse.exists(table) else None
@@ -168,9 +177,9 @@ def _vanished(warehouse: Warehouse, batch: Batch) -> list[str]:
         return []
     buckets = list(batch.counts.buckets)
     stored = warehouse.read("responses").where(F.col("benchmark_bucket").isin(buckets))
-    stored = stored.join(F.broadcast(batch.sources.select("source")), "source", "left_semi")
-    before, now = _models_and_items(stored), _models_and_items(batch.keys)
-    benchmarks = batch.keys.select("benchmark").distinct()
+    stored = stored.join(F.broadcast(batch.names.sources.select("source")), "source", "left_semi")
+    before, now = _models_and_items(stored), _names_of(batch)
+    benchmarks = batch.names.pairs.select("benchmark").distinct()
     gone = before.join(F.broadcast(benchmarks), "benchmark", "left_semi").join(now, now.columns, "left_anti")
     rows = (
         gone.groupBy("kind", "benchmark")
@@ -195,6 +204,13 @@ def _models_and_items(responses: DataFrame) -> DataFrame:
              for kind, key in (("models", "model_id"), ("items", "item_id"))]  # fmt: skip
     each = responses.select("benchmark", F.explode(F.array(*pairs)).alias("each"))
     return each.select("benchmark", "each.*").distinct()
+
+
+def _names_of(batch: Batch) -> DataFrame:
+    """The same of a batch, whose names are known."""
+    models = batch.names.pairs.select("benchmark", F.lit("models").alias("kind"), F.col("model_id").alias("name"))
+    items = batch.names.items.select("benchmark", F.lit("items").alias("kind"), F.col("item_id").alias("name"))
+    return models.unionByName(items)
 
 
 def _and_more(rows: Sequence[Row]) -> str:

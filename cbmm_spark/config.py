@@ -120,6 +120,7 @@ class IngestConfig:
 
     default_benchmark: str = "default"
     duplicates: Literal["latest", "first", "error"] = "latest"
+    attempts: Literal["all", "latest", "first", "error"] = "all"
     fractions: Literal["soft", "threshold", "reject"] = "soft"
     threshold: float = _within(0.5, 0, 1)
     date_formats: tuple[str, ...] = ("yyyy-MM-dd'T'HH:mm:ss[.SSS][XXX]", "yyyy-MM-dd HH:mm[:ss]", "yyyy-MM-dd")

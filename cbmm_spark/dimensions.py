@@ -18,8 +18,8 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.storagelevel import StorageLevel
 
+from cbmm_spark.held import persisted
 from cbmm_spark.readers.files import session_settings
 from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
 from cbmm_spark.tables.warehouse import commit_note
@@ -64,7 +64,7 @@ def register(warehouse: Warehouse, dimension: Dimension, rows: DataFrame, metada
     dimension
         `MODELS` or `ITEMS`.
     rows
-        Any frame with the key columns (not null) and evaluated_at, and where known content_hash.
+        Each key once: its columns (not null), first_date and last_date, and where known content_hash.
     metadata
         Said about the commits. There is no commit if nothing is new.
 
@@ -73,10 +73,8 @@ def register(warehouse: Warehouse, dimension: Dimension, rows: DataFrame, metada
     ConflictError
         Other ingests kept committing first.
     """
-    dates = (F.min("evaluated_at").alias("first_date"), F.max("evaluated_at").alias("last_date"))
-    known = [F.min(name).alias(name) for name in _ATTRIBUTES if name in rows.columns]
-    keys = rows.groupBy(*dimension.key).agg(*dates, *known).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    known = [name for name in _ATTRIBUTES if name in rows.columns]
+    with persisted(rows.select(*dimension.key, "first_date", "last_date", *known)) as keys:
         stored = warehouse.read(dimension.table)
         joined = keys.join(stored, list(dimension.key), "left")
         is_new = F.col(dimension.number).isNull()
@@ -86,8 +84,6 @@ def register(warehouse: Warehouse, dimension: Dimension, rows: DataFrame, metada
             warehouse.append(_numbered(keys, stored, dimension), dimension.table, metadata)
         if counts["widened"]:
             with_commit_retry(lambda: _widen(warehouse, dimension, keys, metadata), warehouse.location(dimension.table))
-    finally:
-        keys.unpersist()
 
 
 def _widens() -> Column:
@@ -118,7 +114,8 @@ def _numbered(keys: DataFrame, stored: DataFrame, dimension: Dimension) -> DataF
 
 def _widen(warehouse: Warehouse, dimension: Dimension, keys: DataFrame, metadata: Mapping[str, Any]) -> None:
     stored = warehouse.read(dimension.table)
-    wider = keys.join(stored, list(dimension.key)).where(_widens()).select(*keys.columns)
+    dated = keys.select(*dimension.key, "first_date", "last_date")
+    wider = dated.join(stored, list(dimension.key)).where(_widens()).select(*dated.columns)
     same_key = " AND ".join(f"t.{name} = s.{name}" for name in dimension.key)
     merge = (
         warehouse.delta(dimension.table)

@@ -84,7 +84,7 @@ def ingest(
         with reading(path):
             batch = make_batch(raw, rules, path, held)
         warnings = check_batch(warehouse, batch, rules.checks)
-        became = commit_batch(warehouse, batch, rules.duplicates, started)
+        outcome = commit_batch(warehouse, batch, rules.duplicates, started)
         refused = keep_refused(warehouse, batch, started)
         covered = coverage(batch)
     report = IngestReport(
@@ -95,17 +95,18 @@ def ingest(
         notes=raw.notes,
         read=batch.read,
         accepted=batch.counts.keys,
-        new=became.get("new", 0),
-        unchanged=became.get("unchanged", 0),
-        corrected=became.get("corrected", 0),
-        redated=became.get("redated", 0),
-        superseded=became.get("superseded", 0),
+        new=outcome.became.get("new", 0),
+        unchanged=outcome.became.get("unchanged", 0),
+        corrected=outcome.became.get("corrected", 0),
+        redated=outcome.became.get("redated", 0),
+        superseded=outcome.became.get("superseded", 0),
         collapsed=batch.counts.rows - batch.counts.keys,
         missing=batch.counts.missing,
         left_out=batch.left_out,
         defaults=batch.defaults,
         quarantined={reason: count for reason, (count, _) in refused.items()},
         examples={reason: examples for reason, (_, examples) in refused.items()},
+        corrections=outcome.corrections,
         warnings=tuple(warnings),
         coverage=tuple(covered),
     )

@@ -72,6 +72,8 @@ class IngestReport:
         What was assumed where the source does not say it, and about how many rows.
     quarantined, examples
         Refused rows by reason, and up to three of each.
+    corrections
+        The first corrections, in words.
     warnings
         What a person should look at.
     coverage
@@ -96,6 +98,7 @@ class IngestReport:
     defaults: Mapping[str, int]
     quarantined: Mapping[str, int]
     examples: Mapping[str, tuple[Example, ...]]
+    corrections: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     coverage: tuple[Coverage, ...] = ()
 
@@ -122,6 +125,8 @@ class IngestReport:
             count = getattr(self, name)
             if count or name == "accepted":
                 told.append(f"  {count:>12,} {_MEANINGS[name]}")
+            if name == "corrected":
+                told += [f"               {correction}" for correction in self.corrections]
         told += [f"  {count:>12,} left out: {_LEFT_OUT.get(why, why)}" for why, count in self.left_out.items()]
         told += [f"  {count:>12,} rows by default: {what}" for what, count in self.defaults.items()]
         for reason, count in self.quarantined.items():
@@ -169,4 +174,5 @@ _LEFT_OUT = {
     "other_filter": "the same answers read by another filter than the one that counts",
     "other_metric": "other measures of answers that are taken already",
     "no_result": "records that carry no answer",
+    "other_attempt": "attempts beside the one that counts (ingest.attempts)",
 }

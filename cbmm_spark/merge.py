@@ -19,11 +19,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark import dimensions
-from cbmm_spark.batch import Batch, name_key, persisted
-from cbmm_spark.checks import item_contents
+from cbmm_spark.batch import Batch, first_key, key_in_words
 from cbmm_spark.errors import InputError
+from cbmm_spark.held import persisted
 from cbmm_spark.readers.files import session_settings
-from cbmm_spark.responses import KEY
+from cbmm_spark.responses import HASHED_KEY, KEY
 from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
 from cbmm_spark.tables.warehouse import commit_note
 
@@ -32,11 +32,20 @@ CHANGES = ("new", "corrected", "redated")
 
 Rule = Literal["latest", "first", "error"]
 
+_CORRECTIONS_SHOWN = 3
 _MODELS_BY_NUMBER = 500  # up to so many models the comparison lists their numbers, above it gives a range
 _ITEMS_TO_BROADCAST = 1_000_000  # names of items, about 100 bytes each, that an executor surely holds
 
 
-def commit_batch(warehouse: Warehouse, batch: Batch, rule: Rule, started: datetime) -> dict[str, int]:
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the accepted rows: their number by `compare`'s word, and the first few corrections in words."""
+
+    became: Mapping[str, int] = field(default_factory=dict)
+    corrections: tuple[str, ...] = ()
+
+
+def commit_batch(warehouse: Warehouse, batch: Batch, rule: Rule, started: datetime) -> Outcome:
     """Make `responses`, `models` and `items` hold the batch.
 
     Parameters
@@ -52,8 +61,7 @@ def commit_batch(warehouse: Warehouse, batch: Batch, rule: Rule, started: dateti
 
     Returns
     -------
-    dict
-        Rows by what became of them (see `compare`).
+    Outcome
 
     Raises
     ------
@@ -63,14 +71,14 @@ def commit_batch(warehouse: Warehouse, batch: Batch, rule: Rule, started: dateti
         Other ingests kept committing first.
     """
     if batch.counts.keys == 0:
-        return {}
+        return Outcome()
     # A rival's commit repeats the comparison with what is stored, not the reading of the input.
     commit = _Commit(warehouse, batch, rule, started)
     return with_commit_retry(commit.once, warehouse.location("responses"))
 
 
 def compare(accepted: DataFrame, stored: DataFrame, rule: Rule) -> DataFrame:
-    """What becomes of each accepted row beside the stored one of its key, as column `became`.
+    """What becomes of each accepted row beside the stored one of its hashed key, as column `became`.
 
     `new`: none is stored. `unchanged`: the same score, and no earlier date. `redated`: the same score with an earlier
     date, or with a date where none was stored; the date is updated. `superseded`: another score that loses to the
@@ -78,13 +86,12 @@ def compare(accepted: DataFrame, stored: DataFrame, rule: Rule) -> DataFrame:
     replaces the stored one.
     """
     old = stored.select(
-        *KEY,
-        "benchmark_bucket",
+        *HASHED_KEY,
         F.col("score").alias("old_score"),
         F.col("evaluated_at").alias("old_date"),
         F.lit(True).alias("is_stored"),
     )
-    joined = accepted.join(old, [*KEY, "benchmark_bucket"], "left")
+    joined = accepted.join(old, list(HASHED_KEY), "left")
     date, old_date = F.col("evaluated_at"), F.col("old_date")
     same = F.col("score").eqNullSafe(F.col("old_score"))
     earlier = F.coalesce(date < old_date, F.lit(False))
@@ -99,11 +106,7 @@ def compare(accepted: DataFrame, stored: DataFrame, rule: Rule) -> DataFrame:
     )
     # A correction without a date does not erase the date that is known.
     new_date = F.when(became == "corrected", F.coalesce(date, old_date)).otherwise(date)
-    return (
-        joined.withColumn("became", became)
-        .withColumn("evaluated_at", new_date)
-        .drop("old_score", "old_date", "is_stored")
-    )
+    return joined.withColumn("became", became).withColumn("evaluated_at", new_date).drop("old_date", "is_stored")
 
 
 @contextmanager
@@ -136,27 +139,30 @@ class _Commit:
         """Said about each commit."""
         return {"command": "ingest", "input": self.batch.path}
 
-    def once(self) -> dict[str, int]:
+    def once(self) -> Outcome:
         """Compare and commit; a conflict with another writer passes to the caller, who tries again."""
         stored = self._stored()
+        corrections: tuple[str, ...]
         with ExitStack() as held:
             if stored is None:
-                counts, changes = {"new": self.batch.counts.keys}, self.batch.accepted
+                counts, changes, corrections = {"new": self.batch.counts.keys}, self.batch.accepted, ()
             else:
                 compared = held.enter_context(persisted(compare(self.batch.accepted, stored, self.rule)))
                 rows = compared.groupBy("became").count().collect()  # at most five
                 counts = {row["became"]: row["count"] for row in rows}
                 changes = compared.where(F.col("became").isin(*CHANGES))
                 self._refuse_contradictions(counts, compared)
+                corrections = self._corrections(compared) if counts.get("corrected") else ()
             if any(counts.get(change) for change in CHANGES):
                 self._write(changes, counts)
         # What an earlier attempt of this ingest wrote is found unchanged by the last one.
-        return {**Counter(counts) + self.before, "unchanged": counts.get("unchanged", 0) - self.before.total()}
+        became = {**Counter(counts) + self.before, "unchanged": counts.get("unchanged", 0) - self.before.total()}
+        return Outcome(became, corrections)
 
     def _known_models(self) -> tuple[int, int, int]:
         """How many of the batch's models have a number, the lowest and the highest of these."""
         index = F.col("model_index")
-        known = self.warehouse.read("models").join(F.broadcast(self.batch.models), "model_id", "left_semi")
+        known = self.warehouse.read("models").join(F.broadcast(self.batch.names.models), "model_id", "left_semi")
         row = known.agg(F.count("*"), F.coalesce(F.min(index), F.lit(0)), F.coalesce(F.max(index), F.lit(0))).head()
         assert row is not None
         return row[0], row[1], row[2]
@@ -171,27 +177,39 @@ class _Commit:
         index = F.col("model_index")
         numbers: Column = index.between(lowest, highest)
         if count <= _MODELS_BY_NUMBER:
-            known = self.warehouse.read("models").join(F.broadcast(self.batch.models), "model_id", "left_semi")
+            known = self.warehouse.read("models").join(F.broadcast(self.batch.names.models), "model_id", "left_semi")
             numbers = index.isin([row["model_index"] for row in known.select("model_index").collect()])
         # Both conditions skip files: buckets are partitions, and files are written in the order of the models.
         buckets = F.col("benchmark_bucket").isin(list(self.batch.counts.buckets))
-        return self.warehouse.read("responses").where(numbers & buckets)
+        rows = self.warehouse.read("responses").where(numbers & buckets)
+        models = self._models().select("model_hash", "model_index")
+        items = self._items().select("item_hash", "benchmark", "item_index")
+        return rows.join(F.broadcast(models), "model_index").join(self._small(items), ["benchmark", "item_index"])
 
     def _refuse_contradictions(self, counts: Mapping[str, int], compared: DataFrame) -> None:
         if self.rule != "error" or not (counts.get("corrected") or counts.get("superseded")):
             return
         differing = compared.where(F.col("became").isin("corrected", "superseded"))
-        first = differing.orderBy(*KEY).head()
-        assert first is not None
         raise InputError(
-            f"{self.batch.path} has another score than the stored one for {name_key(first.asDict())}; "
+            f"{self.batch.path} has another score than the stored one for {first_key(differing, self.batch.names)}; "
             "ingest.duplicates = error refuses that"
         )
 
+    def _corrections(self, compared: DataFrame) -> tuple[str, ...]:
+        """The first corrections by name; all of them are in the change feed of `responses`."""
+        corrected = self.batch.names.named(compared.where(F.col("became") == "corrected"))
+        rows = corrected.orderBy(*KEY).limit(_CORRECTIONS_SHOWN).collect()
+        return tuple(f"{key_in_words(row)}: {_shown(row['old_score'])} became {_shown(row['score'])}" for row in rows)
+
     def _write(self, changes: DataFrame, counts: Mapping[str, int]) -> None:
         self.warehouse.ensure("responses", "quarantine", "models", "items")
-        dimensions.register(self.warehouse, dimensions.MODELS, changes, self.note)
-        dimensions.register(self.warehouse, dimensions.ITEMS, self._with_contents(changes), self.note)
+        names = self.batch.names
+        content = F.hex("content_low").alias("content_hash")
+        items = names.items.select("item_hash", "benchmark", "item_id", content)
+        models = _dated(changes, "model_hash").join(names.models, "model_hash")
+        dimensions.register(self.warehouse, dimensions.MODELS, models, self.note)
+        items = _dated(changes, "item_hash").join(items, "item_hash")
+        dimensions.register(self.warehouse, dimensions.ITEMS, items, self.note)
         updates = sum(counts.get(change, 0) for change in ("corrected", "redated"))
         inserted, updated = self._merge(self._numbered(changes), with_updates=bool(updates))
         if (inserted, updated) != (counts.get("new", 0), updates):
@@ -199,19 +217,26 @@ class _Commit:
             self.before.update(new=inserted, corrected=updated)
             raise ConcurrentWriteException("responses changed since they were compared")
 
-    def _with_contents(self, changes: DataFrame) -> DataFrame:
-        if not self.batch.has_content:
-            return changes
-        contents = item_contents(self.batch).select("benchmark", "item_id", F.hex("low").alias("content_hash"))
-        return changes.join(contents, ["benchmark", "item_id"], "left")
+    def _models(self) -> DataFrame:
+        """The batch's models that have a number: model_hash, model_id, model_index."""
+        stored = self.warehouse.read("models").select("model_id", "model_index")
+        return stored.join(self.batch.names.models, "model_id")
+
+    def _items(self) -> DataFrame:
+        """The batch's items that have a number: item_hash, benchmark, item_id, item_index."""
+        stored = self.warehouse.read("items").select("benchmark", "item_id", "item_index")
+        names = self.batch.names.items.select("benchmark", "item_id", "item_hash")
+        return stored.join(names, ["benchmark", "item_id"])
+
+    def _small(self, items: DataFrame) -> DataFrame:
+        return F.broadcast(items) if self.batch.names.n_items <= _ITEMS_TO_BROADCAST else items
 
     def _numbered(self, changes: DataFrame) -> DataFrame:
-        models = self.warehouse.read("models").select("model_id", "model_index")
-        items = self.warehouse.read("items").select("benchmark", "item_id", "item_index")
-        few = items.count() <= _ITEMS_TO_BROADCAST  # Delta answers from its log
+        """The rows of `responses`: names and numbers in the place of hashes."""
         return (
-            changes.join(F.broadcast(models), "model_id")
-            .join(F.broadcast(items) if few else items, ["benchmark", "item_id"])
+            changes.join(F.broadcast(self.batch.names.sources.select("source", "source_hash")), "source_hash")
+            .join(F.broadcast(self._models()), "model_hash")
+            .join(self._small(self._items()), "item_hash")
             .withColumn("ingested_at", F.lit(self.started).cast("timestamp"))
             .sortWithinPartitions("benchmark_bucket", "model_index", "benchmark", "item_index", "attempt")
         )
@@ -233,3 +258,13 @@ class _Commit:
             outcome = merge.execute().head()
         assert outcome is not None
         return int(outcome["num_inserted_rows"]), int(outcome["num_updated_rows"])
+
+
+def _shown(score: float | None) -> str:
+    return "no verdict" if score is None else f"{score:g}"
+
+
+def _dated(changes: DataFrame, hash_column: str) -> DataFrame:
+    """The earliest and the latest date of each hash."""
+    dates = (F.min("evaluated_at").alias("first_date"), F.max("evaluated_at").alias("last_date"))
+    return changes.groupBy(hash_column).agg(*dates)

@@ -8,7 +8,8 @@ from datetime import datetime
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.batch import Batch, persisted
+from cbmm_spark.batch import Batch
+from cbmm_spark.held import persisted
 from cbmm_spark.ingest_report import Example
 from cbmm_spark.merge import merge_settings
 from cbmm_spark.readers import LEFT_OUT

@@ -38,6 +38,9 @@ REASONS = (
 KEY = ("benchmark", "model_id", "item_id", "attempt")
 """What identifies a response."""
 
+HASHED_KEY = ("benchmark_bucket", "model_hash", "item_hash", "attempt")
+"""The same within a batch (`names`); the hash of an item is of its benchmark too."""
+
 SLICES = 32
 """Slices of a benchmark's models: an ingest shuffles by benchmark and slice, which bounds its files per benchmark."""
 
@@ -231,30 +234,26 @@ def one_row_per_key(valid: DataFrame) -> DataFrame:
     Parameters
     ----------
     valid
-        Acceptable rows of `validate`, with source_hash and content (long, null where unknown) in place of source and
-        content_hash.
+        Acceptable rows: the hashed key, score, evaluated_at, source_hash.
 
     Returns
     -------
     DataFrame
-        The key, n_rows, lowest and highest score (`MISSING` where there is no verdict), evaluated_at (the earliest
-        date), source_hash (the smallest), content_low and content_high. The scores of a key disagree where
-        lowest < highest. All aggregates are of
-        fixed width, so that Spark hashes and does not sort.
+        The hashed key, n_rows, lowest and highest score (`MISSING` where there is no verdict), evaluated_at (the
+        earliest date) and source_hash (the smallest). The scores of a key disagree where lowest < highest. All columns
+        are of fixed width, so that Spark hashes and does not sort.
     """
     score = F.coalesce("score", F.lit(MISSING))
-    slice_of_models = F.pmod(F.xxhash64("model_id"), F.lit(SLICES))
-    spread = valid.withColumn("slice", slice_of_models).repartition("benchmark", "slice")
+    slice_of_models = F.pmod("model_hash", F.lit(SLICES))
+    spread = valid.withColumn("slice", slice_of_models).repartition("benchmark_bucket", "slice")
     return (
-        spread.groupBy("benchmark", "slice", "model_id", "item_id", "attempt")
+        spread.groupBy("slice", *HASHED_KEY)
         .agg(
             F.count("*").alias("n_rows"),
             F.min(score).alias("lowest"),
             F.max(score).alias("highest"),
             F.min("evaluated_at").alias("evaluated_at"),
             F.min("source_hash").alias("source_hash"),
-            F.min("content").alias("content_low"),
-            F.max("content").alias("content_high"),
         )
         .drop("slice")
     )
@@ -277,19 +276,17 @@ def resolve_conflicts(rows: DataFrame, rule: Literal["latest", "first"]) -> Data
         As `one_row_per_key`. lowest < highest still where the rows of the winning date disagree: undecidable.
     """
     winning_date = F.max("evaluated_at") if rule == "latest" else F.min("evaluated_at")
-    best = rows.groupBy(*KEY).agg(F.count("*").alias("n_rows"), winning_date.alias("winning_date"))
+    best = rows.groupBy(*HASHED_KEY).agg(F.count("*").alias("n_rows"), winning_date.alias("winning_date"))
     score = F.coalesce("score", F.lit(MISSING))
     return (
-        rows.join(best, on=list(KEY))
+        rows.join(best, on=list(HASHED_KEY))
         .where(F.col("evaluated_at").eqNullSafe(F.col("winning_date")))
-        .groupBy(*KEY)
+        .groupBy(*HASHED_KEY)
         .agg(
             F.max("n_rows").alias("n_rows"),
             F.min(score).alias("lowest"),
             F.max(score).alias("highest"),
             F.max("winning_date").alias("evaluated_at"),
             F.min("source_hash").alias("source_hash"),
-            F.min("content").alias("content_low"),
-            F.max("content").alias("content_high"),
         )
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from pyspark.sql import SparkSession
@@ -26,7 +27,16 @@ from cbmm_spark.readers import (
     table,
     wide,
 )
-from cbmm_spark.readers.base import LEFT_OUT, RAW_COLUMNS, RawFrame, Reader, ReadOptions, Sample, assign_roles
+from cbmm_spark.readers.base import (
+    FIRST_ATTEMPT,
+    LEFT_OUT,
+    RAW_COLUMNS,
+    RawFrame,
+    Reader,
+    ReadOptions,
+    Sample,
+    assign_roles,
+)
 from cbmm_spark.readers.files import look_at
 from cbmm_spark.readers.mapping import renamed
 
@@ -103,7 +113,7 @@ def _renamed(raw: RawFrame, options: ReadOptions) -> RawFrame:
     )  # fmt: skip
     for kind, given, stored in (("model", "_named_model", "model_id"), ("benchmark", "_named_benchmark", "benchmark")):
         defaults[f"{kind} renamed by ingest.{kind}s"] = ~F.col(given).eqNullSafe(F.col(stored))
-    return RawFrame(frame, raw.notes, defaults)
+    return replace(raw, frame=frame, defaults=defaults)
 
 
 def _detect(sample: Sample, family: str, options: ReadOptions) -> tuple[str, str]:
@@ -129,6 +139,7 @@ def _not_told(sample: Sample, family: str, options: ReadOptions) -> str:
 
 
 __all__ = [
+    "FIRST_ATTEMPT",
     "FORMATS",
     "LEFT_OUT",
     "RAW_COLUMNS",

@@ -135,11 +135,14 @@ class RawFrame:
     defaults
         Conditions on the columns of `frame`, by what they say: how many rows each default was applied to is counted for
         the report.
+    is_columnar
+        Whether reading a few columns again is cheaper than keeping them.
     """
 
     frame: DataFrame
     notes: tuple[str, ...] = ()
     defaults: Mapping[str, Column] = field(default_factory=dict)
+    is_columnar: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -28,7 +30,7 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
 
 def whole_table(frame: DataFrame, sample: Sample, options: ReadOptions) -> RawFrame:
     """Give a table its canonical columns; the table, not a file, is the source of a row."""
-    return canonical(
+    raw = canonical(
         frame,
         assign_roles(frame.columns, options, sample.path),
         options,
@@ -36,6 +38,7 @@ def whole_table(frame: DataFrame, sample: Sample, options: ReadOptions) -> RawFr
         source=F.lit(sample.path),
         raw=row_as_json(frame),
     )
+    return replace(raw, is_columnar=True)
 
 
 READER = Reader("delta", "a long Delta table, one row a response", _detect, _read)

@@ -41,10 +41,11 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
     score, not_available = _score(types["score_raw"])
     frame = raw.frame.withColumns({_NO_DATE: no_date, _NOT_AVAILABLE: not_available})
     frame = frame.withColumns({"evaluated_at_raw": date, "score_raw": score})
-    return RawFrame(
-        frame,
-        (*raw.notes, *_several(sample)),
-        {
+    return dataclasses.replace(
+        raw,
+        frame=frame,
+        notes=(*raw.notes, *_several(sample)),
+        defaults={
             "a date in seconds, which may count from 1970 or from the first response: left out": F.col(_NO_DATE),
             "NA, as R writes a missing response: no verdict": F.col(_NOT_AVAILABLE),
         },

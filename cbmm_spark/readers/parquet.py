@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -27,7 +29,7 @@ def frame_of(spark: SparkSession, sample: Sample) -> DataFrame:
 
 def as_long(frame: DataFrame, sample: Sample, options: ReadOptions) -> RawFrame:
     """Give rows of `frame_of` their canonical columns."""
-    return canonical(
+    raw = canonical(
         frame,
         assign_roles(frame.columns, options, sample.path),
         options,
@@ -36,6 +38,7 @@ def as_long(frame: DataFrame, sample: Sample, options: ReadOptions) -> RawFrame:
         position=F.col("_metadata.row_index"),
         raw=row_as_json(frame),
     )
+    return replace(raw, is_columnar=True)
 
 
 def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame:

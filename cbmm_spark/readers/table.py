@@ -5,6 +5,8 @@ Names are those of Spark SQL: https://spark.apache.org/docs/latest/sql-ref-ident
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -14,6 +16,7 @@ from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample
 from cbmm_spark.readers.delta import whole_table
 from cbmm_spark.readers.files import reading
 
+_NOT_PINNED = "not a Delta table: nothing may write to it during the ingest"
 _NO_HISTORY = ("DELTA_", "EXPECT_TABLE_NOT_VIEW", "EXPECT_PERMANENT_TABLE", "UNSUPPORTED_FEATURE")
 
 
@@ -28,7 +31,8 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
     with reading(sample.path):
         frame, note = pinned(spark, name)
     raw = whole_table(frame, sample, options)
-    return RawFrame(raw.frame, (*raw.notes, note), raw.defaults)
+    # What is no Delta table may be a view that is dear to evaluate, or change: it is read once.
+    return replace(raw, notes=(*raw.notes, note), is_columnar=note != _NOT_PINNED)
 
 
 def pinned(spark: SparkSession, name: str) -> tuple[DataFrame, str]:
@@ -43,7 +47,7 @@ def pinned(spark: SparkSession, name: str) -> tuple[DataFrame, str]:
     except PySparkException as error:
         if not (error.getCondition() or "").startswith(_NO_HISTORY):
             raise
-        return frame, "not a Delta table: nothing may write to it during the ingest"
+        return frame, _NOT_PINNED
     assert history is not None
     version = history["version"]
     return spark.read.option("versionAsOf", version).table(name), f"version {version} of the Delta table was read"

@@ -48,7 +48,7 @@ FRACTION = "{c} BETWEEN 0 AND 1"
 CORRELATION = "{c} BETWEEN -1 AND 1"
 COUNT = "{c} >= 0"
 FROM_ONE = "{c} >= 1"
-NOT_EMPTY = "length({c}) > 0"
+NOT_EMPTY = "{c} <> ''"
 
 # Reader version 1 is what Power BI, DuckDB, Polars, Trino and delta-rs all read. Each feature that would raise it is
 # refused by name, because a cluster may have switched it on for every new table.

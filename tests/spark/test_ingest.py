@@ -274,7 +274,9 @@ def test_a_rival_between_the_frame_and_its_writing_is_seen(
     append = warehouse.append
 
     def keys(*names: str) -> DataFrame:
-        return spark.createDataFrame([(name, None) for name in names], "model_id string, evaluated_at timestamp")
+        return spark.createDataFrame(
+            [(name, None, None) for name in names], "model_id string, first_date timestamp, last_date timestamp"
+        )
 
     def rival_first(*arguments: Any) -> None:
         monkeypatch.setattr(warehouse, "append", append)

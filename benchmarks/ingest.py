@@ -1,0 +1,133 @@
+"""Spark on two cores: ingest of long Parquet rows against a plain shuffle of them, and of lm-eval sample files.
+
+The rows come from the environment variable CBMM_BENCH_ROWS (default 100,000,000).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from benchmarks.common import report
+from benchmarks.spark_common import session
+from cbmm_spark.config import Config
+from cbmm_spark.ingest import IngestReport, ingest
+from cbmm_spark.tables import Warehouse
+
+ITEMS = 10_000
+MODELS_PER_FILE = 250
+
+
+def run() -> None:
+    """Print and write the figures."""
+    rows = int(os.environ.get("CBMM_BENCH_ROWS", "100000000"))
+    found: list[dict[str, Any]] = []
+    with session(memory="4g") as spark, tempfile.TemporaryDirectory(prefix="cbmm-bench-") as folder:
+        root = Path(folder)
+        _warm(spark, root)
+        _long_rows(spark, rows, root / "long")
+        found += _parquet(spark, rows, root)
+        found += _lm_eval(spark, root, files=200)
+    report("ingest", "Spark, two cores: ingest", found)
+
+
+def _warm(spark: SparkSession, root: Path) -> None:
+    """Compile what an ingest runs, on a few rows."""
+    _long_rows(spark, 100_000, root / "warm")
+    _ingest(spark, root / "warm", root / "warm_warehouse")
+
+
+def _long_rows(spark: SparkSession, rows: int, path: Path) -> None:
+    """Write rows of models x 10,000 items in five benchmarks, a date a model, with names as they are in the field."""
+    number, model = F.col("id"), F.floor(F.col("id") / ITEMS).cast("int")
+    files = max(2, rows // ITEMS // MODELS_PER_FILE)
+    spark.range(0, rows, 1, files).select(
+        F.concat(F.lit("organisation-"), model % 37, F.lit("/model-"), model, F.lit("-instruct")).alias("model"),
+        F.concat(F.lit("benchmark_"), number % ITEMS % 5).alias("benchmark"),
+        F.concat(F.lit("question-"), F.lpad((number % ITEMS).cast("string"), 6, "0")).alias("item"),
+        (F.pmod(F.xxhash64("id"), F.lit(3)) > 0).cast("int").alias("correct"),
+        F.date_add(F.lit("2025-01-01").cast("date"), model % 400).cast("timestamp").alias("date"),
+    ).write.parquet(str(path))
+
+
+def _ingest(spark: SparkSession, path: Path, warehouse: Path) -> tuple[float, IngestReport]:
+    began = time.perf_counter()
+    found = ingest(spark, Warehouse(spark, str(warehouse)), Config(), str(path))
+    return time.perf_counter() - began, found
+
+
+def _parquet(spark: SparkSession, rows: int, root: Path) -> list[dict[str, Any]]:
+    long = spark.read.parquet(str(root / "long"))
+    shuffled = long.repartition(64, "model")
+    timed = {
+        "plain shuffle, thrown away": _seconds(lambda: shuffled.write.format("noop").mode("overwrite").save()),
+        "plain shuffle, written as the columns of responses": _seconds(lambda: _as_table(shuffled, root / "plain")),
+    }
+    timed["ingest into an empty warehouse"], first = _ingest(spark, root / "long", root / "warehouse")
+    timed["the same again, unchanged"], again = _ingest(spark, root / "long", root / "warehouse")
+    assert (first.new, again.unchanged) == (rows, rows)
+    floors = list(timed.values())[:2]
+    return [
+        {
+            "what": name,
+            "rows": rows,
+            "seconds": seconds,
+            "M rows/s": rows / seconds / 1e6,
+            "of the shuffle": seconds / floors[0],
+            "of the written shuffle": seconds / floors[1],
+            "MB/s": None,
+        }
+        for name, seconds in timed.items()
+    ]
+
+
+def _as_table(long: DataFrame, path: Path) -> None:
+    """Write rows in as many columns as `responses` has, without any question asked."""
+    long.select(
+        F.col("model").alias("model_id"), "benchmark", F.col("item").alias("item_id"), F.lit(1).alias("attempt"),
+        F.col("correct").cast("double").alias("score"), F.col("date").alias("evaluated_at"), F.lit("s").alias("source"),
+        F.current_timestamp().alias("ingested_at"), F.hash("model").alias("model_index"),
+        F.hash("item").alias("item_index"),
+    ).write.parquet(str(path))  # fmt: skip
+
+
+def _lm_eval(spark: SparkSession, root: Path, files: int) -> list[dict[str, Any]]:
+    """Ingest about a gigabyte of sample files, prompts and outputs included."""
+    folder = root / "samples"
+    rng = np.random.default_rng(1)
+    prompt = " ".join("".join(map(chr, rng.integers(97, 123, 7))) for _ in range(300))
+    for number in range(files):
+        model = folder / f"org__model-{number}"
+        model.mkdir(parents=True)
+        with open(model / "samples_task_2025-01-01T00-00-00.000000.jsonl", "w", encoding="utf-8") as out:
+            for doc in range(1000):
+                out.write(_sample(doc, prompt, float(rng.integers(2))) + "\n")
+    size = sum(path.stat().st_size for path in folder.rglob("*.jsonl"))
+    seconds, found = _ingest(spark, folder, root / "samples_warehouse")
+    assert found.new == files * 1000
+    return [{"what": f"{files} lm-eval sample files, {size / 1e6:,.0f} MB", "rows": found.read, "seconds": seconds,
+             "M rows/s": found.read / seconds / 1e6, "MB/s": size / 1e6 / seconds}]  # fmt: skip
+
+
+def _sample(doc: int, prompt: str, correct: float) -> str:
+    text = f"{doc} {prompt}"
+    return json.dumps(
+        {"doc_id": doc, "doc": {"question": text, "answer": "B"}, "target": "B", "resps": [[text[:400]]],
+         "arguments": {"gen_args_0": {"arg_0": text}}, "filtered_resps": ["B"], "doc_hash": f"{doc:064x}",
+         "prompt_hash": "0" * 64, "target_hash": "1" * 64, "filter": "none", "metrics": ["acc"], "acc": correct}
+    )  # fmt: skip
+
+
+def _seconds(action: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
