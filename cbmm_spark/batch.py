@@ -25,6 +25,7 @@ from cbmm_spark.responses import (
     KEY,
     MISSING,
     applied_defaults,
+    judge,
     one_row_per_key,
     resolve_conflicts,
     validate,
@@ -34,7 +35,7 @@ from cbmm_spark.tables import BENCHMARK_BUCKETS
 OTHER_ATTEMPT = "other_attempt"
 """Why rows are left out whose attempt is not the one that `ingest.attempts` takes."""
 
-_NARROW = ("benchmark", "model_id", "item_id", "attempt", "score", "evaluated_at", "source", "reason")
+_NARROW = ("benchmark", "model_id", "item_id", "attempt", "score", "evaluated_at", "source", "is_accepted")
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,9 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
     if not counted:
         counted = [F.count("*").alias("rows")]  # an observation of nothing is an error
     judged = validate(source.frame, rules)
-    observed = _narrow(validate(source.frame.observe(watched, *counted), rules))
+    observed = _narrow(judge(source.frame.observe(watched, *counted), rules))
     if source.is_columnar:
-        rows, listed = _narrow(judged), source.frame
+        rows, listed = _narrow(judge(source.frame, rules)), source.frame
     else:
         rows = observed = listed = held.enter_context(persisted(observed))
     sources = held.enter_context(persisted(listed.groupBy("source").agg(F.count("*").alias("rows"))))
@@ -163,7 +164,7 @@ def _narrow(judged: DataFrame) -> DataFrame:
 
 
 def _valid(narrow: DataFrame) -> DataFrame:
-    return narrow.where(F.col("reason").isNull())
+    return narrow.where("is_accepted")
 
 
 def _hashed(valid: DataFrame, names: Names) -> DataFrame:

@@ -22,10 +22,13 @@ from cbmm_spark.ingest_report import Example, IngestReport, keep_report
 from cbmm_spark.merge import commit_batch
 from cbmm_spark.quarantine import keep_refused
 from cbmm_spark.readers import ReadOptions, read_source
-from cbmm_spark.readers.files import reading
+from cbmm_spark.readers.files import reading, session_settings
 from cbmm_spark.tables import Warehouse
 
 __all__ = ["Example", "IngestReport", "ingest"]
+
+# A generated method of more bytes is not compiled by the JVM; Spark then does better with many small ones.
+_LIMITS = {"spark__sql__codegen__hugeMethodLimit": "8000"}
 
 _UTC_NAMES = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 
@@ -81,7 +84,7 @@ def ingest(
     raw, name, reason = read_source(spark, path, format, options)
     started = datetime.now(UTC)
     with ExitStack() as held:
-        with reading(path):
+        with reading(path), session_settings(spark, **_LIMITS):
             batch = make_batch(raw, rules, path, held)
         warnings = check_batch(warehouse, batch, rules.checks)
         outcome = commit_batch(warehouse, batch, rules.duplicates, started)

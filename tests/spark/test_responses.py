@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from cbmm_spark import responses
 from cbmm_spark.config import IngestConfig
 from cbmm_spark.responses import REASONS, validate
 
@@ -28,6 +30,8 @@ GOOD = {
     "problem": None,
     "raw": "{}",
 }
+
+RESULT = ("benchmark", "model_id", "item_id", "attempt", "score", "evaluated_at", "content_hash", "source")
 
 NO_VERDICT = (None, "", " ", "NaN", "nan", "null", "NULL", "\t")
 SCORES = {
@@ -57,8 +61,14 @@ def frame(spark: SparkSession, rows: list[Mapping[str, Any]], **kinds: T.DataTyp
 def judge(spark: SparkSession, column: str, values: list[Any], config: IngestConfig | None = None, **kinds: T.DataType):
     """Each value judged in an otherwise good row, in one job."""
     rows = [{column: value, "position": index} for index, value in enumerate(values)]
-    judged = validate(frame(spark, rows, **kinds), config or IngestConfig()).collect()
-    return [row for _, row in sorted((row["position"], row) for row in judged)]
+    raw, config = frame(spark, rows, **kinds), config or IngestConfig()
+    fast = responses.judge(raw, config).toDF(*("fast_" + name for name in responses.judge(raw, config).columns))
+    both = validate(raw, config).join(fast, F.col("position") == F.col("fast_position")).collect()
+    for row in both:  # the fast judgement and the explained one are the same
+        assert row["fast_is_accepted"] is (row["reason"] is None), row
+        if row["reason"] is None:
+            assert [row["fast_" + name] for name in RESULT] == [row[name] for name in RESULT]
+    return [row for _, row in sorted((row["position"], row) for row in both)]
 
 
 @pytest.fixture(scope="module")
