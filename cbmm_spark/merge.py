@@ -119,6 +119,7 @@ def merge_settings(spark: SparkSession, note: Mapping[str, str], *, insert_only:
     settings = {
         "spark__databricks__delta__commitInfo__userMetadata": commit_note(note),
         "spark__databricks__delta__merge__repartitionBeforeWrite__enabled": "false",
+        "spark__sql__parquet__outputTimestampType": "TIMESTAMP_MICROS",
     }
     if insert_only:
         settings["spark__databricks__delta__merge__materializeSource"] = "none"
