@@ -24,6 +24,7 @@ from cbmm_spark.output import Progress, silence
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cbmm_spark.quarantine_table import Selection
     from cbmm_spark.rescore import RescoreReport
     from cbmm_spark.tables import Warehouse
     from cbmm_spark.truth import Truth
@@ -96,6 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
     _add_simulate(commands)
     _add_ingest(commands)
+    _add_quarantine(commands)
     _add_rescore(commands)
     return parser
 
@@ -135,11 +137,56 @@ def _add_ingest(commands: Any) -> None:
     )
     parser.add_argument("--input", required=True, metavar="PATH", help="file, folder, pattern, URI or table:NAME")
     parser.add_argument("--format", default="auto", metavar="NAME", help="a reader's name, or auto (the default)")
+    _add_about_source(parser)
+
+
+def _add_about_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--benchmark", metavar="NAME", help="benchmark of all rows, where the input does not name one")
     parser.add_argument("--model", metavar="NAME", help="model of all rows, where the input does not name one")
     parser.add_argument(
         "--items", metavar="PATH", help="all items of the benchmark, one id a line, where the input lists only some"
     )
+    parser.add_argument(
+        "--mapping", metavar="FILE", help="TOML file of this source, laid over [ingest] of the configuration"
+    )
+
+
+_QUARANTINE = {
+    "list": "Show what was refused, by reason and file, with examples.",
+    "resubmit": "Read the files of refused rows again, and take out of quarantine what is not refused any more.",
+    "drop": "Remove refused rows from quarantine for good.",
+}
+
+
+def _add_quarantine(commands: Any) -> None:
+    text = "List, read again or remove the rows that ingests refused."
+    group = commands.add_parser("quarantine", help=text, description=text, allow_abbrev=False)
+    actions = group.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
+    parsers = {name: _add_command(actions, name, _quarantine, text) for name, text in _QUARANTINE.items()}
+    for name, parser in parsers.items():
+        parser.set_defaults(action=name)
+        parser.add_argument(
+            "--reason", action="append", default=[], metavar="NAME", help="only rows refused for it; repeatable"
+        )
+        parser.add_argument(
+            "--source",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="only rows of this file or table as listed, or of files whose path ends so; * is any text; repeatable",
+        )
+    parsers["list"].add_argument(
+        "--limit", type=_count, default=20, metavar="N", help="reasons and files to name (20); the others are counted"
+    )
+    _add_about_source(parsers["resubmit"])
+    parsers["resubmit"].add_argument("--format", metavar="NAME", help="a reader's name, instead of that of the ingest")
+    parsers["drop"].add_argument("--all", action="store_true", help="everything, where neither of the above is given")
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines, such as 20")
+    return int(text)
 
 
 def _add_rescore(commands: Any) -> None:
@@ -193,8 +240,7 @@ def _check_out(out: Path) -> None:
 def _ingest(given: argparse.Namespace) -> int:
     config = _config(given)
     check_input(given.input)
-    if given.items is not None:
-        check_input(given.items, "list of items")
+    _check_about_source(given, config)
     preflight.check_writable(config.warehouse)
     with Progress(given.output) as progress, _spark(config, "cbmm-spark ingest") as spark:
         from cbmm_spark.ingest import ingest
@@ -210,6 +256,7 @@ def _ingest(given: argparse.Namespace) -> int:
             benchmark=given.benchmark,
             model=given.model,
             items=given.items,
+            mapping=given.mapping,
         )
         progress.result(
             "ingested",
@@ -223,6 +270,50 @@ def _ingest(given: argparse.Namespace) -> int:
                 f"{warehouse.location('quarantine')} with their reasons"
             )
     return 0
+
+
+def _check_about_source(given: argparse.Namespace, config: Config) -> None:
+    if given.items is not None:
+        check_input(given.items, "list of items")
+    if given.mapping is not None:
+        configuration.load_mapping(config, given.mapping)
+
+
+def _quarantine(given: argparse.Namespace) -> int:
+    config = _config(given)
+    if given.action == "drop" and given.all == bool(given.reason or given.source):
+        raise ConfigError("say which rows to drop: --reason, --source, or --all alone (`quarantine list` shows them)")
+    if given.action == "resubmit":
+        _check_about_source(given, config)
+    check_warehouse(config.warehouse)
+    with Progress(given.output) as progress, _spark(config, f"cbmm-spark quarantine {given.action}") as spark:
+        from cbmm_spark.quarantine_table import Selection, drop_refused, list_refused
+        from cbmm_spark.tables import Warehouse
+
+        warehouse, selection = Warehouse(spark, _root(config)), Selection(given.reason, given.source)
+        if given.action == "list":
+            listing = list_refused(warehouse, selection, given.limit)
+            progress.result("quarantine", lambda: "\n".join(listing.lines()), **dataclasses.asdict(listing))
+        elif given.action == "drop":
+            count = drop_refused(warehouse, selection)
+            text = f"{count:,} rows removed from {warehouse.location('quarantine')}"
+            progress.result("dropped", text, rows=count, table=warehouse.location("quarantine"))
+        else:
+            _resubmit(given, config, warehouse, selection, progress)
+    return 0
+
+
+def _resubmit(
+    given: argparse.Namespace, config: Config, warehouse: Warehouse, selection: Selection, progress: Progress
+) -> None:
+    from cbmm_spark.resubmit import resubmit
+
+    names = ("format", "benchmark", "model", "items", "mapping")
+    instead = {name: value for name in names if (value := getattr(given, name)) is not None}
+    done = resubmit(warehouse.spark, warehouse, config, selection, instead)
+    progress.result("resubmitted", lambda: "\n".join(done.lines()), **dataclasses.asdict(done))
+    if not done.ingests:
+        raise InputError(f"none of the {done.selected:,} rows could be read again; they stay in quarantine")
 
 
 def _rescore(given: argparse.Namespace) -> int:

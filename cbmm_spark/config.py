@@ -134,6 +134,7 @@ class IngestConfig:
     status: Mapping[str, float | Literal["missing"]] = field(
         default_factory=lambda: dict(STATUS), metadata={"limits": Limits(0, 1)}
     )
+    flags: Mapping[str, Literal["wrong", "missing"]] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
     benchmarks: Mapping[str, str] = field(default_factory=dict)
 
@@ -289,18 +290,46 @@ def replace_section(config: Config, section: str, values: Mapping[str, Any], whe
     return dataclasses.replace(config, **{section: checked})
 
 
-def _read(path: Path) -> dict[str, Any]:
+def load_mapping(config: Config, path: str | Path) -> Config:
+    """Lay the mapping of one source over `[ingest]`.
+
+    Parameters
+    ----------
+    config
+        Stays as it is.
+    path
+        A TOML file whose top level holds the keys of `[ingest]`. Its tables add to those of the configuration; an
+        entry of the same name replaces the one there.
+
+    Returns
+    -------
+    Config
+        `config` with another `ingest`.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read or is not TOML, or a key or value is not allowed.
+    """
+    values = _read(Path(path), "mapping file")
+    if isinstance(values.get("ingest"), Mapping):
+        raise ConfigError(f"mapping file {path} holds a table ingest: write its keys without it, as in [metrics]")
+    ingest = _build(IngestConfig, values, (), f"in {path}", start=config.ingest)
+    return dataclasses.replace(config, ingest=typing.cast(IngestConfig, ingest))
+
+
+def _read(path: Path, noun: str = "configuration file") -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"configuration file {path} does not exist") from None
+        raise ConfigError(f"{noun} {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"configuration file {path} cannot be read: {reason}") from None
+        raise ConfigError(f"{noun} {path} cannot be read: {reason}") from None
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"configuration file {path} is not valid TOML: {error}".replace("\n", " ")) from None
+        raise ConfigError(f"{noun} {path} is not valid TOML: {error}".replace("\n", " ")) from None
 
 
 def _override(config: Config, text: str) -> Config:
@@ -317,7 +346,7 @@ def _override(config: Config, text: str) -> Config:
 
 _FREE_TABLES = (
     *(("spark", "conf"), ("scales", "groups")),
-    *(("ingest", name) for name in ("metrics", "filters", "full_score", "status", "models", "benchmarks")),
+    *(("ingest", name) for name in ("metrics", "filters", "full_score", "status", "flags", "models", "benchmarks")),
 )
 """Tables whose keys are names of the user's."""
 

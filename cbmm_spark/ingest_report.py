@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from cbmm_spark import __version__
@@ -18,20 +18,43 @@ _LONGEST_EXAMPLE = 300  # characters of a refused row that a report shows; the q
 
 @dataclass(frozen=True)
 class Example:
-    """A refused row: its file, its row number there from 0 where known, and its beginning as JSON."""
+    """A refused row.
+
+    Attributes
+    ----------
+    source
+        Its file or table.
+    position
+        Its row there, from 0, where known.
+    raw
+        Its beginning as JSON.
+    line
+        Its line in the file, from 1, where rows are lines.
+    """
 
     source: str
     position: int | None
     raw: str
+    line: int | None = None
 
     @staticmethod
     def of(source: str, position: int | None, raw: str) -> Example:
         """An example whose row is cut to a readable length, visibly."""
         return Example(source, position, raw if len(raw) <= _LONGEST_EXAMPLE else raw[:_LONGEST_EXAMPLE] + " …")
 
-    def line(self) -> str:
+    def on_line(self, first: int | None) -> Example:
+        """The same with its line, if row 0 of its file is on line `first`."""
+        if self.position is None or first is None:
+            return self
+        return dataclasses.replace(self, line=self.position + first)
+
+    def text(self) -> str:
         """For a person."""
-        where = self.source if self.position is None else f"{self.source} row {self.position}"
+        where = self.source
+        if self.line is not None:
+            where += f" line {self.line}"
+        elif self.position is not None:
+            where += f" row {self.position}"
         return f"{self.raw}  ({where})"
 
 
@@ -78,6 +101,10 @@ class IngestReport:
         What a person should look at.
     coverage
         How much of each benchmark the models of the input answered.
+    given
+        What was said about the source, to read it again: input, format, benchmark, model, items, mapping.
+    removed
+        Rows taken out of quarantine, because they were read again and not refused.
     """
 
     ingest_id: str
@@ -101,6 +128,8 @@ class IngestReport:
     corrections: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     coverage: tuple[Coverage, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
+    removed: int = 0
 
     @property
     def refused(self) -> int:
@@ -131,7 +160,9 @@ class IngestReport:
         told += [f"  {count:>12,} rows by default: {what}" for what, count in self.defaults.items()]
         for reason, count in self.quarantined.items():
             told.append(f"  {count:>12,} quarantined: {reason}")
-            told += [f"               {example.line()}" for example in self.examples.get(reason, ())]
+            told += [f"               {example.text()}" for example in self.examples.get(reason, ())]
+        if self.removed:
+            told.append(f"  {self.removed:>12,} rows of quarantine are not refused any more and were removed")
         told += [f"  {each.line()}" for each in self.coverage[:_BENCHMARKS_SHOWN]]
         if len(self.coverage) > _BENCHMARKS_SHOWN:
             told.append(f"  and {len(self.coverage) - _BENCHMARKS_SHOWN} more benchmarks")

@@ -143,6 +143,12 @@ def local_path(location: str) -> Path | None:
     return Path(location)
 
 
+def absolute(location: str) -> str:
+    """A location that means the same from any working folder: local paths are made absolute."""
+    path = None if table_name(location) is not None else local_path(location)
+    return location if path is None or path.is_absolute() else str(path.absolute())
+
+
 def table_name(location: str) -> str | None:
     """The name of the catalog's table that an input is, None where it is a path.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import datetime
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.batch import Batch
@@ -19,56 +21,127 @@ from cbmm_spark.tables import Warehouse, with_commit_retry
 Refused = dict[str, tuple[int, tuple[Example, ...]]]
 """By reason: the number of rows, and examples."""
 
-_EXAMPLES = 3
+JudgedAgain = Callable[[Sequence[str]], DataFrame]
+"""Gives the rows of some files as `Batch.judged` does, with positions where that has none."""
+
+EXAMPLES = 3
+"""Refused rows of each reason that are shown."""
+
 _IDENTITY = ["raw", "reason", "source"]
 
 
-def keep_refused(warehouse: Warehouse, batch: Batch, started: datetime) -> Refused:
+@dataclass(frozen=True)
+class Reread:
+    """Rows of `quarantine` that an input decides about anew: those of them that it does not refuse again are removed.
+
+    Attributes
+    ----------
+    sources
+        Their files or tables.
+    reasons
+        Why they were refused; None: for whatever reason.
+    """
+
+    sources: Sequence[str]
+    reasons: Sequence[str] | None = None
+
+    def condition(self, started: datetime, alias: str) -> Column:
+        """Which rows of the table named `alias` are decided about. What was refused since `started` is not of them."""
+        which = F.col(f"{alias}.source").isin(list(self.sources))
+        if self.reasons is not None:
+            which &= F.col(f"{alias}.reason").isin(list(self.reasons))
+        return which & (F.col(f"{alias}.ingested_at") < F.lit(started).cast("timestamp"))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What became of the refused rows of an input: counted by reason, and rows removed from `quarantine`."""
+
+    by_reason: Refused
+    removed: int = 0
+
+
+def keep_refused(
+    warehouse: Warehouse,
+    batch: Batch,
+    started: datetime,
+    judged_again: JudgedAgain | None = None,
+    reread: Reread | None = None,
+) -> Kept:
     """Add the refused rows of a batch to `quarantine`.
 
     A row is known by its text, reason and source: the same input again adds nothing, and equal rows of one file are
     kept once (with the position of the first) but counted each.
+
+    Parameters
+    ----------
+    warehouse, batch
+        The responses of the batch are committed already: an ingest killed between loses no row.
+    started
+        The ingest's time, UTC.
+    judged_again
+        Reads files once more to tell positions, so it is asked only about files with refused rows.
+    reread
+        Rows of the table that are removed unless they are refused again, in the same commit.
 
     Raises
     ------
     ConflictError
         Other ingests kept committing first.
     """
-    if batch.invalid == 0 and batch.undecidable is None:
-        return {}
+    if batch.invalid == 0 and batch.undecidable is None and reread is None:
+        return Kept({})
     with ExitStack() as held:
-        refused = held.enter_context(persisted(_refused(batch)))
+        refused = held.enter_context(persisted(_refused(batch, judged_again)))
         found = _count_with_examples(refused)
         warehouse.ensure("responses", "quarantine", "models", "items")
         once = refused.groupBy(*_IDENTITY).agg(F.min("position").alias("position"))
         rows = held.enter_context(persisted(once.withColumn("ingested_at", F.lit(started).cast("timestamp"))))
-        with_commit_retry(lambda: _add(warehouse, rows, batch.path), warehouse.location("quarantine"))
-    return found
+        decided = None if reread is None else reread.condition(started, "t")
+        place = warehouse.location("quarantine")
+        removed = with_commit_retry(lambda: _commit(warehouse, rows, batch.path, decided), place)
+    return Kept(found, removed)
 
 
-def _refused(batch: Batch) -> DataFrame:
+def _refused(batch: Batch, judged_again: JudgedAgain | None) -> DataFrame:
+    refused = _refused_of(batch, batch.judged)
+    if judged_again is None:
+        return refused
+    sources = [row["source"] for row in refused.select("source").distinct().collect()]
+    return _refused_of(batch, judged_again(sources)) if sources else refused
+
+
+def _refused_of(batch: Batch, judged: DataFrame) -> DataFrame:
     columns = ("raw", "reason", "source", "position")
-    refused = batch.judged.where(F.col("reason").isNotNull() & ~F.col("reason").isin(*LEFT_OUT)).select(*columns)
+    refused = judged.where(F.col("reason").isNotNull() & ~F.col("reason").isin(*LEFT_OUT)).select(*columns)
     if batch.undecidable is None:
         return refused
-    rows = batch.judged.where(F.col("reason").isNull()).join(batch.undecidable, list(KEY), "left_semi")
+    rows = judged.where(F.col("reason").isNull()).join(batch.undecidable, list(KEY), "left_semi")
     return refused.unionByName(rows.withColumn("reason", F.lit("conflicting_duplicate")).select(*columns))
 
 
-def _add(warehouse: Warehouse, rows: DataFrame, path: str) -> None:
-    new = rows.join(warehouse.read("quarantine").select(*_IDENTITY), _IDENTITY, "left_anti")
-    if new.isEmpty():
-        return
+def _commit(warehouse: Warehouse, rows: DataFrame, path: str, decided: Column | None) -> int:
+    """One commit, or none where it would change nothing. Returns the number of rows removed."""
+    stored = warehouse.read("quarantine")
+    adds = not rows.join(stored.select(*_IDENTITY), _IDENTITY, "left_anti").isEmpty()
+    gone = None if decided is None else stored.alias("t").where(decided).join(rows, _IDENTITY, "left_anti")
+    removes = gone is not None and not gone.isEmpty()
+    if not (adds or removes):
+        return 0
     same = " AND ".join(f"t.{name} = s.{name}" for name in _IDENTITY)
-    merge = warehouse.delta("quarantine").alias("t").merge(rows.alias("s"), same)
-    with merge_settings(warehouse.spark, {"command": "ingest", "input": path}, insert_only=True):
-        merge.whenNotMatchedInsertAll().execute()
+    merge = warehouse.delta("quarantine").alias("t").merge(rows.alias("s"), same).whenNotMatchedInsertAll()
+    if removes:
+        merge = merge.whenNotMatchedBySourceDelete(decided)
+    with merge_settings(warehouse.spark, {"command": "ingest", "input": path}, insert_only=not removes):
+        outcome = merge.execute().head()
+    assert outcome is not None
+    return int(outcome["num_deleted_rows"])
 
 
 def _count_with_examples(refused: DataFrame) -> Refused:
     counts = {row["reason"]: row["count"] for row in refused.groupBy("reason").count().collect()}
     found = {}
     for reason in sorted(counts):
-        rows = refused.where(F.col("reason") == reason).orderBy("source", "position", "raw").limit(_EXAMPLES).collect()
+        rows = refused.where(F.col("reason") == reason).orderBy("source", "position", "raw").limit(EXAMPLES).collect()
         found[reason] = (counts[reason], tuple(Example.of(row["source"], row["position"], row["raw"]) for row in rows))
     return found

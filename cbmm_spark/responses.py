@@ -128,10 +128,8 @@ def judge(raw: DataFrame, config: IngestConfig) -> DataFrame:
 def _read_values(raw: DataFrame, config: IngestConfig) -> DataFrame:
     """The raw columns with attempt, number, evaluated_at as values, and whether score and date cannot be read."""
     types = {field.name: field.dataType for field in raw.schema.fields}
-    number, unreadable = _read_score(F.col("score_raw"), types["score_raw"], config.status)
     full = full_score(config, F.col("benchmark"))
-    if full is not None:
-        number = number / full
+    number, unreadable = _read_score(F.col("score_raw"), types["score_raw"], config.status, full)
     attempt = _read_attempt(F.col("attempt"), types["attempt"])
     date, date_unreadable = _read_date(F.col("evaluated_at_raw"), types["evaluated_at_raw"], config.date_formats)
     return raw.select(
@@ -163,11 +161,30 @@ def applied_defaults(raw: DataFrame, config: IngestConfig) -> dict[str, Column]:
         for status, meaning in config.status.items():
             shown = "no verdict" if meaning == "missing" else f"score {meaning:g}"
             found[f"status {status!r} taken as {shown} (ingest.status)"] = text == status.lower()
+    fraction = _fraction(types["score_raw"], config)
+    if fraction is not None:
+        found[_FRACTIONS[config.fractions].format(threshold=config.threshold)] = F.col("problem").isNull() & fraction
     if _is_text(types["evaluated_at_raw"]):
         date = _trimmed(F.col("evaluated_at_raw"))
         has_time = date.rlike(_TIME) & ~date.rlike(_OFFSET)
         found["time without an offset taken as UTC"] = has_time
     return found
+
+
+_FRACTIONS = {
+    "soft": "score between 0 and 1 kept as a fraction (ingest.fractions = soft)",
+    "threshold": "score between 0 and 1 taken as 1 from {threshold:g} on, as 0 below (ingest.fractions = threshold)",
+}
+
+
+def _fraction(kind: T.DataType, config: IngestConfig) -> Column | None:
+    """Whether a raw score lies between 0 and 1 and is taken so; None where none can."""
+    full = full_score(config, F.col("benchmark"))
+    if config.fractions == "reject":
+        return None
+    if full is None and isinstance(kind, T.IntegralType | T.BooleanType | T.NullType):
+        return None
+    return _is_fraction(_read_score(F.col("score_raw"), kind, config.status, full)[0])
 
 
 def _is_fraction(number: Column) -> Column:
@@ -225,23 +242,34 @@ def _is_text(kind: T.DataType) -> bool:
 
 
 def _read_score(
-    column: Column, kind: T.DataType, status: Mapping[str, float | Literal["missing"]]
+    column: Column, kind: T.DataType, status: Mapping[str, float | Literal["missing"]], full: Column | None
 ) -> tuple[Column, Column]:
-    """The score as a double (null: no verdict; infinite where so written) and whether it cannot be read."""
+    """The score as a double (null: no verdict; infinite where so written) and whether it cannot be read.
+
+    Numbers count as shares of `full`; true, false and statuses are verdicts already.
+    """
+
+    def share(number: Column) -> Column:
+        # + 0.0 turns -0.0 into 0.0.
+        positive = number + F.lit(0.0)
+        return positive if full is None else positive / full
+
     if isinstance(kind, T.NullType):
         return F.lit(None).cast("double"), F.lit(False)
+    if isinstance(kind, T.BooleanType):
+        return column.cast("double"), F.lit(False)
     if not _is_text(kind):
         number = column.cast("double")
-        # + 0.0 turns -0.0 into 0.0, and NaN means that there is no verdict.
-        return F.when(~F.isnan(number), number + F.lit(0.0)), F.lit(False)
+        return F.when(~F.isnan(number), share(number)), F.lit(False)  # NaN: there is no verdict
     text = F.lower(_trimmed(column))
     is_number = text.rlike(_NUMBER)
+    one = F.lit(1.0)
     number = (
-        F.when(text == "1", 1.0)
+        F.when(text == "1", one if full is None else share(one))
         .when(text == "0", 0.0)
         .when(text == "true", 1.0)
         .when(text == "false", 0.0)
-        .when(is_number, text.try_cast("double") + F.lit(0.0))
+        .when(is_number, share(text.try_cast("double")))
         .when(text.rlike(_INFINITE), F.lit(float("inf")))
     )
     for name, meaning in status.items():

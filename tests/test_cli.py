@@ -65,6 +65,15 @@ REFUSED = [
     (["ingest", "--input", "full.csv", "--warehouse", "full.csv/below"], 2, "is not a folder"),
     (["ingest", "--input", "full.csv", "--warehouse", " "], 2, "--warehouse is empty"),
     (["ingest", "--input", "full.csv"], 2, "Java was not found"),
+    (["ingest", "--input", "full.csv", "--mapping", "gone.toml"], 2, "mapping file gone.toml does not exist"),
+    (["ingest", "--input", "full.csv", "--mapping", "unknown.toml"], 2, "unknown key solver in unknown.toml"),
+    (["quarantine"], 2, "COMMAND"),
+    (["quarantine", "list"], 3, "has no table responses"),
+    (["quarantine", "list", "--limit", "many"], 2, "'many' is not a number of lines"),
+    (["quarantine", "drop"], 2, "say which rows to drop"),
+    (["quarantine", "drop", "--all", "--reason", "x"], 2, "say which rows to drop"),
+    (["quarantine", "drop", "--source", "x"], 3, "has no table responses"),
+    (["quarantine", "resubmit", "--mapping", "gone.toml"], 2, "mapping file gone.toml does not exist"),
     (["rescore"], 3, "run `cbmm-spark ingest"),
     (["rescore", "--warehouse", "gone"], 3, "the warehouse gone has no table responses"),
     (["rescore", "--as-of", "2026-02-30"], 2, "'2026-02-30' is not a date"),
@@ -111,7 +120,17 @@ def test_no_heavy_library_is_loaded_before_the_checks() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["ingest", "--help"], ["rescore", "--help"], ["simulate", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["ingest", "--help"],
+        ["quarantine", "--help"],
+        ["quarantine", "drop", "--help"],
+        ["rescore", "--help"],
+        ["simulate", "--help"],
+    ],
+)
 def test_help_is_help(arguments: list[str]) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stderr) == (0, "")

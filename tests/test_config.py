@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbmm_spark import config as configuration
-from cbmm_spark.config import Config, SolverConfig, load
+from cbmm_spark.config import Config, SolverConfig, load, load_mapping
 from cbmm_spark.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -229,6 +229,52 @@ def test_spark_settings_must_be_quoted(tmp_path: Path) -> None:
 )
 def test_keys_that_exclude_each_other(overrides: list[str], said: str) -> None:
     assert said in complaint(None, *overrides)
+
+
+# --- mappings ---------------------------------------------------------------------------------------------------------
+
+
+def mapping(folder: Path, text: str) -> str:
+    path = folder / "source.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_mapping_is_laid_over_ingest_and_nothing_else(tmp_path: Path) -> None:
+    config = load(None, ["ingest.threshold=0.25", "ingest.status.slow=0.5", "solver.sigma=2"])
+    text = (
+        'fractions = "threshold"\n[status]\nslow = 0.0\n[filters]\ngsm8k = ["strict"]\n[flags]\nno_answer = "missing"\n'
+    )
+    mapped = load_mapping(config, mapping(tmp_path, text))
+    assert (mapped.ingest.fractions, mapped.ingest.threshold) == ("threshold", 0.25)
+    assert mapped.ingest.status == {**config.ingest.status, "slow": 0.0}
+    assert (mapped.ingest.filters, mapped.ingest.flags) == ({"gsm8k": ("strict",)}, {"no_answer": "missing"})
+    assert dataclasses.replace(mapped, ingest=config.ingest) == config
+    assert config.ingest.fractions == "soft"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[metrcs]\na = ['x']", "unknown key metrcs in {path}; did you mean metrics?"),
+        ("[columns]\nmodels = ['m']", "unknown key columns.models in {path}; did you mean columns.model?"),
+        ("threshold = 2", "threshold in {path} must be at most 1"),
+        ("[flags]\nno_answer = 'maybe'", 'flags.no_answer in {path} must be "wrong" or "missing"'),
+        ("[ingest.status]\nslow = 0.0", "mapping file {path} holds a table ingest: write its keys without it"),
+        ("[status", "mapping file {path} is not valid TOML"),
+    ],
+)
+def test_what_is_wrong_in_a_mapping_names_it(tmp_path: Path, text: str, said: str) -> None:
+    path = mapping(tmp_path, text)
+    with pytest.raises(ConfigError) as raised:
+        load_mapping(Config(), path)
+    assert said.format(path=path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_mapping_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mapping file .*gone\.toml does not exist"):
+        load_mapping(Config(), tmp_path / "gone.toml")
 
 
 # --- overrides --------------------------------------------------------------------------------------------------------

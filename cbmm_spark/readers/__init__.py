@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import ConfigError, InputError
@@ -16,6 +16,7 @@ from cbmm_spark.readers import (
     delta,
     details,
     helm,
+    id_list,
     inspect_log,
     irw,
     jsonl,
@@ -46,7 +47,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         for reader in (
             # Those that name every column as they like come last: each of the others looks like one of them.
             *(table.READER, delta.READER, lm_eval.READER, details.READER, inspect_log.READER, helm.READER),
-            *(openai_evals.READER, swe_bench.READER, py_irt.READER, irw.READER),
+            *(openai_evals.READER, swe_bench.READER, py_irt.READER, irw.READER, id_list.READER),
             *(parquet.READER, jsonl.READER, delimited.READER, wide.WIDE_MODELS, wide.WIDE_ITEMS),
         )
     }
@@ -104,16 +105,19 @@ def _renamed(raw: RawFrame, options: ReadOptions) -> RawFrame:
     models, benchmarks = options.rules.models, options.rules.benchmarks
     if not (models or benchmarks):
         return raw
-    # The reader's own conditions are on its names: they are evaluated before these change.
-    frame = raw.frame.withColumns({f"_default_{i}": c for i, c in enumerate(raw.defaults.values())})
+
+    def change(frame: DataFrame) -> DataFrame:
+        # The reader's own conditions are on its names: they are evaluated before these change.
+        frame = frame.withColumns({f"_default_{i}": c for i, c in enumerate(raw.defaults.values())})
+        return frame.withColumns(
+            {"_named_model": F.col("model_id"), "_named_benchmark": F.col("benchmark"),
+             "model_id": renamed(F.col("model_id"), models), "benchmark": renamed(F.col("benchmark"), benchmarks)}
+        )  # fmt: skip
+
     defaults = {name: F.col(f"_default_{i}") for i, name in enumerate(raw.defaults)}
-    frame = frame.withColumns(
-        {"_named_model": F.col("model_id"), "_named_benchmark": F.col("benchmark"),
-         "model_id": renamed(F.col("model_id"), models), "benchmark": renamed(F.col("benchmark"), benchmarks)}
-    )  # fmt: skip
     for kind, given, stored in (("model", "_named_model", "model_id"), ("benchmark", "_named_benchmark", "benchmark")):
         defaults[f"{kind} renamed by ingest.{kind}s"] = ~F.col(given).eqNullSafe(F.col(stored))
-    return replace(raw, frame=frame, defaults=defaults)
+    return replace(raw.changed(change), defaults=defaults)
 
 
 def _detect(sample: Sample, family: str, options: ReadOptions) -> tuple[str, str]:

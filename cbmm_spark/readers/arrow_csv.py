@@ -13,6 +13,8 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
@@ -21,9 +23,13 @@ _BLOCK = 64 << 20  # bytes; the longest line has to fit
 
 @dataclass(frozen=True)
 class TextBlock:
-    """Some rows of a file: a string array per column; or the lines with a wrong number of cells, at the end."""
+    """Some rows of a file: a string array per column; or the lines with a wrong number of cells, at the end.
+
+    `positions` are the numbers of the rows below the header, from 0, both kinds counted.
+    """
 
     columns: Sequence[pa.Array]
+    positions: npt.NDArray[np.int64]
     malformed: Sequence[str] = ()
 
 
@@ -42,9 +48,11 @@ def header(text: pa.Buffer, delimiter: str) -> list[str]:
 def blocks(text: pa.Buffer, delimiter: str, width: int) -> Iterator[TextBlock]:
     """The rows below the header, `width` cells each."""
     malformed: list[str] = []
+    numbers: list[int] = []
 
     def keep(row: pacsv.InvalidRow) -> str:
         malformed.append(row.text)
+        numbers.append(row.number - 2)  # Arrow counts the header, and from 1
         return "skip"
 
     # The columns get made-up names and the header is the first row of data: names may repeat, be empty or hold line
@@ -59,9 +67,20 @@ def blocks(text: pa.Buffer, delimiter: str, width: int) -> Iterator[TextBlock]:
             column_types={f"f{index}": pa.string() for index in range(width)}, strings_can_be_null=False
         ),
     )
-    skip = 1
+    skip, done = 1, 0
     for batch in reader:
-        yield TextBlock(batch.slice(skip).columns)
-        skip = 0
+        rows = batch.slice(skip)
+        yield TextBlock(rows.columns, _positions(done, rows.num_rows, np.array(numbers, dtype=np.int64)))
+        skip, done = 0, done + rows.num_rows
     if malformed:
-        yield TextBlock((), malformed)
+        yield TextBlock((), np.array(numbers, dtype=np.int64), malformed)
+
+
+def _positions(done: int, rows: int, malformed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The numbers of `rows` good rows after `done` ones, among which bad ones have the numbers `malformed`.
+
+    The k-th good row comes after every bad row that has at most k good ones before it.
+    """
+    good_before = malformed - np.arange(len(malformed))
+    among_good = np.arange(done, done + rows, dtype=np.int64)
+    return among_good + np.searchsorted(good_before, among_good, side="right")

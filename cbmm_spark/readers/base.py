@@ -7,6 +7,7 @@ judges them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -137,12 +138,25 @@ class RawFrame:
         the report.
     is_columnar
         Whether reading a few columns again is cheaper than keeping them.
+    numbered
+        Gives `frame` with the positions of rows, of some files alone, where `frame` itself has none: a dearer way to
+        read, taken for files with refused rows.
+    first_line
+        The line of a file, from 1, on which its row 0 is, where rows are lines.
     """
 
     frame: DataFrame
     notes: tuple[str, ...] = ()
     defaults: Mapping[str, Column] = field(default_factory=dict)
     is_columnar: bool = False
+    numbered: Callable[[Sequence[str]], DataFrame] | None = None
+    first_line: int | None = None
+
+    def changed(self, change: Callable[[DataFrame], DataFrame]) -> RawFrame:
+        """The same with every row changed, however it is read."""
+        numbered = self.numbered
+        again = None if numbered is None else lambda sources: change(numbered(sources))
+        return dataclasses.replace(self, frame=change(self.frame), numbered=again)
 
 
 @dataclass(frozen=True)
@@ -240,8 +254,20 @@ def canonical(
     raw: Column,
     position: Column | None = None,
     problem: Column | None = None,
+    flags: Mapping[str, str] | None = None,
 ) -> RawFrame:
     """Give a long frame its canonical columns.
+
+    Parameters
+    ----------
+    frame, roles
+        Rows, and which of their columns plays which role.
+    options, path
+        As for a reader.
+    source, raw, position, problem
+        As in `RAW_COLUMNS`.
+    flags
+        The columns of the flags of `[ingest.flags]`, by the flags' names; None: those of the same name.
 
     Raises
     ------
@@ -264,23 +290,66 @@ def canonical(
         return column(roles.names[role]) if role in roles.names else otherwise
 
     benchmark = options.benchmark if options.benchmark is not None else options.default_benchmark
+    columns = {name: name for name in options.rules.flags if name in types} if flags is None else flags
+    set_flags = {name: is_true(at, types[at]) for name, at in columns.items()}
+    score, unreadable = as_stored("score", F.lit(None)), F.lit(False)
+    for name, is_set in set_flags.items():
+        verdict = F.lit(None) if options.rules.flags[name] == "missing" else F.lit(0)
+        score = F.when(is_set, verdict).otherwise(score)
+        unreadable |= ~is_flag(columns[name], types[columns[name]])
+    told = F.lit(None).cast("string") if problem is None else problem
     return RawFrame(
         frame.select(
             text("model", options.model or "").alias("model_id"),
             text("benchmark", benchmark).alias("benchmark"),
             text("item", "").alias("item_id"),
             as_stored("attempt", F.lit(FIRST_ATTEMPT)).alias("attempt"),
-            as_stored("score", F.lit(None)).alias("score_raw"),
+            score.alias("score_raw"),
             as_stored("date", F.lit(None).cast("timestamp")).alias("evaluated_at_raw"),
             F.lit(None).cast("string").alias("content_hash"),
             source.alias("source"),
             (F.lit(None).cast("long") if position is None else position).alias("position"),
-            (F.lit(None).cast("string") if problem is None else problem).alias("problem"),
+            F.coalesce(told, F.when(unreadable, "unreadable_score")).alias("problem"),
             raw.alias("raw"),
+            *(is_set.alias(f"_flag {name}") for name, is_set in set_flags.items()),
         ),
-        roles.notes,
-        assumed(roles, options),
+        (*roles.notes, *_absent(options, columns)),
+        {**assumed(roles, options), **_counted_flags(options, columns)},
     )
+
+
+_TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "", "nan", "null")
+
+
+def is_true(name: str, kind: T.DataType) -> Column:
+    """Whether the flag in a column is set."""
+    is_set = column(name) if isinstance(kind, T.BooleanType) else _plain(name).isin(*_TRUE)
+    return F.coalesce(is_set, F.lit(False))
+
+
+def is_flag(name: str, kind: T.DataType) -> Column:
+    """Whether the value of a column is true, false or absent."""
+    if isinstance(kind, T.BooleanType):
+        return F.lit(True)
+    return F.coalesce(_plain(name).isin(*_TRUE, *_FALSE), F.lit(True))
+
+
+def _plain(name: str) -> Column:
+    return F.lower(F.trim(column(name).cast("string")))
+
+
+def _counted_flags(options: ReadOptions, columns: Mapping[str, str]) -> dict[str, Column]:
+    words = {"wrong": "wrong", "missing": "no verdict"}
+    taken = F.col("problem").isNull()
+    return {
+        f"{name} counted as {words[options.rules.flags[name]]} (ingest.flags)": taken & column(f"_flag {name}")
+        for name in columns
+    }
+
+
+def _absent(options: ReadOptions, columns: Mapping[str, str]) -> tuple[str, ...]:
+    missing = [name for name in options.rules.flags if name not in columns]
+    return (f"no column for {', '.join(missing)} of ingest.flags",) if missing else ()
 
 
 def assumed(roles: Roles, options: ReadOptions) -> dict[str, Column]:

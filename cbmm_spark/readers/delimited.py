@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +27,7 @@ from cbmm_spark.readers.base import (
     find,
     row_as_json,
 )
-from cbmm_spark.readers.files import all_files, binary_files, reading
+from cbmm_spark.readers.files import START, all_files, binary_files, numbered, origin, reading
 
 DELIMITERS = (",", "\t", ";", "|")
 SUFFIXES = (".csv", ".tsv", ".tab", ".txt")
@@ -99,7 +100,7 @@ def _split_by_spark(spark: SparkSession, path: str, delimiter: str) -> DataFrame
     with reading(path):
         schema = reader.csv(path).schema
         frame = reader.schema(schema.add(_MALFORMED, "string")).csv(path)
-    return frame.select("*", F.col("_metadata.file_path").alias(_SOURCE), F.lit(None).cast("long").alias(_POSITION))
+    return frame.select("*", *origin(_SOURCE))
 
 
 def _split_by_arrow(spark: SparkSession, path: str, delimiter: str) -> DataFrame:
@@ -127,15 +128,13 @@ def _parse_file(
     text = arrow_csv.unpacked(path, content)
     if arrow_csv.header(text, delimiter) != names:
         raise ValueError(f"CSV header does not conform to that of the first file: {path}")
-    position = 0
     for block in arrow_csv.blocks(text, delimiter, len(names)):
-        n = len(block.malformed) or len(block.columns[0])
+        n = len(block.positions)
         nothing = pa.nulls(n, pa.string())
         columns = [nothing] * len(names) if block.malformed else list(block.columns)
         malformed = pa.array(block.malformed, pa.string()) if block.malformed else nothing
-        numbers = pa.nulls(n, pa.int64()) if block.malformed else pa.array(range(position, position + n), pa.int64())
-        yield pa.RecordBatch.from_arrays([*columns, malformed, pa.array([path] * n), numbers], schema=schema)
-        position += n
+        positions = pa.array(block.positions, pa.int64())
+        yield pa.RecordBatch.from_arrays([*columns, malformed, pa.array([path] * n), positions], schema=schema)
 
 
 def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame:
@@ -144,9 +143,18 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
     if twice:
         raise InputError(f"{sample.path} has two columns of the name {twice[0]}")
     delimiter = pick_delimiter(sample.first_line, sample.columns)
-    split = _split_by_arrow if _has_open_quotes(spark, sample.path) else _split_by_spark
-    frame = split(spark, sample.path, delimiter)
-    own = (_MALFORMED, _SOURCE, _POSITION)
+    if _has_open_quotes(spark, sample.path):
+        return _canonical(_split_by_arrow(spark, sample.path, delimiter), sample, options)
+    rows = _split_by_spark(spark, sample.path, delimiter)
+
+    def again(sources: Sequence[str]) -> DataFrame:
+        return _canonical(numbered(rows, sources, _SOURCE, _POSITION), sample, options).frame
+
+    return replace(_canonical(rows, sample, options), numbered=again, first_line=2)
+
+
+def _canonical(frame: DataFrame, sample: Sample, options: ReadOptions) -> RawFrame:
+    own = (_MALFORMED, _SOURCE, _POSITION, START)
     roles = assign_roles([name for name in frame.columns if name not in own], options, sample.path)
     malformed = column(_MALFORMED)
     text = F.to_json(F.struct(malformed.alias("row")))
@@ -156,7 +164,7 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
         options,
         sample.path,
         source=F.col(_SOURCE),
-        position=F.col(_POSITION),
+        position=F.col(_POSITION) if _POSITION in frame.columns else None,
         problem=F.when(malformed.isNotNull(), "malformed_row"),
         raw=F.when(malformed.isNotNull(), text).otherwise(row_as_json(frame, own)),
     )

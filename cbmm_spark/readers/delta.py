@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import InputError
+from cbmm_spark.preflight import absolute
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, assign_roles, canonical, row_as_json
 from cbmm_spark.readers.files import reading
 
@@ -25,7 +26,7 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
         version = spark.sql(f"DESCRIBE HISTORY delta.`{sample.path.replace('`', '``')}` LIMIT 1").head()
         assert version is not None
         frame = spark.read.format("delta").option("versionAsOf", version["version"]).load(sample.path)
-    return whole_table(frame, sample, options)
+    return whole_table(frame, replace(sample, path=absolute(sample.path)), options)
 
 
 def whole_table(frame: DataFrame, sample: Sample, options: ReadOptions) -> RawFrame:

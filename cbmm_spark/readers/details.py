@@ -4,7 +4,8 @@ Format: https://huggingface.co/docs/lighteval/saving-and-reading-results and, fo
 https://huggingface.co/docs/leaderboards/open_llm_leaderboard/archive. Metrics are fields of the column `metrics`, in
 older files columns of their own; their types differ from file to file, so that each file is read by itself (by Arrow,
 only the columns needed). Rows have no id: an item is named by a hash of its example and choices, which holds however a
-run ordered or cut the examples.
+run ordered or cut the examples. Newer files of lighteval put everything into the columns `doc` and `metric` (`__doc__`
+and `__metric__` until version 0.12); there an item has the id `doc.id`, and the hash tells contents apart.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ _PARENT = rf"/([^/]+)/(?:{STAMP}/)?[^/]*$"
 _IDS = ("id", "doc_id", "sample_id")
 _TEXTS = ("example", "query", "question", "full_prompt")
 _HASHES = ("hashes", "hash")
-_SIGNS = ("metrics", "full_prompt", "example", "gold_index", "predictions")
+_DOCS = ("doc", "__doc__")
+_METRICS = ("metrics", "metric", "__metric__")
+_IN_DOC = ("query", "choices", "id")
+_SIGNS = (*_DOCS, "metrics", "full_prompt", "example", "gold_index", "predictions")
 
 
 def _detect(sample: Sample) -> str | None:
@@ -111,24 +115,57 @@ def _parse_file(path: str, content: pa.Buffer, metrics: Sequence[str], schema: p
         yield pa.RecordBatch.from_pylist([broken], schema=schema)
         return
     present = set(file.schema_arrow.names)
-    text = next((name for name in _TEXTS if name in present), None)
-    id = next((name for name in _IDS if name in present), None)
-    wanted = [name for name in (text, id, "choices", "metrics", *_HASHES, *metrics) if name in present]
+    doc = next((name for name in _DOCS if name in present), None)
+    in_doc = () if doc is None else tuple(f"{doc}.{name}" for name in _IN_DOC)
+    text = next((name for name in _TEXTS if name in present), "")
+    wanted = (text, *_IDS, "choices", *_METRICS, *_HASHES, *metrics)
     start = 0
-    for batch in file.iter_batches(batch_size=4096, columns=list(dict.fromkeys(wanted))):
+    for batch in file.iter_batches(batch_size=4096, columns=[*(name for name in wanted if name in present), *in_doc]):
         none = pa.nulls(batch.num_rows, pa.string())
+        id, example, choices = _of_columns(batch, text) if doc is None else _of_doc(batch, doc)
         columns = [
             pa.array([path]).take(pa.array([0] * batch.num_rows)),
             pa.array(range(start, start + batch.num_rows), pa.int64()),
-            none if id is None else _as_text(batch.column(id)),
-            none if text is None else _as_text(batch.column(text)),
-            _as_text(batch.column("choices")) if "choices" in present else none,
+            none if id is None else id,
+            none if example is None else example,
+            none if choices is None else choices,
             _hash(batch, none),
             none,
             *(_metric(batch, name, none) for name in metrics),
         ]
         start += batch.num_rows
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+_Content = tuple[pa.Array | None, pa.Array | None, pa.Array | None]
+"""Id, example and choices of each row; None where a file has none."""
+
+
+def _of_columns(batch: pa.RecordBatch, text: str) -> _Content:
+    """Each from a column of its own."""
+
+    def first(*names: str) -> pa.Array | None:
+        return next((_as_text(batch.column(name)) for name in names if name in batch.schema.names), None)
+
+    return first(*_IDS), first(text), first("choices")
+
+
+def _of_doc(batch: pa.RecordBatch, name: str) -> _Content:
+    """Each from a field of one column. An empty id is none.
+
+    Where its fields fit no schema lighteval writes the column as text, which is not taken apart: no item has a name.
+    """
+    if name not in batch.schema.names or not pa.types.is_struct(batch.column(name).type):
+        return None, None, None
+    doc = batch.column(name)
+
+    def field(name: str) -> pa.Array | None:
+        return _as_text(pc.struct_field(doc, name)) if doc.type.get_field_index(name) >= 0 else None
+
+    id = field("id")
+    if id is not None:
+        id = pc.if_else(pc.equal(id, ""), None, id)
+    return id, field("query"), field("choices")
 
 
 def _as_text(values: pa.Array) -> pa.Array:
@@ -144,9 +181,9 @@ def _as_text(values: pa.Array) -> pa.Array:
 
 
 def _metric(batch: pa.RecordBatch, name: str, none: pa.Array) -> pa.Array:
-    """A metric: a field of the column metrics, else a column of its own. Null in a file that has it: no verdict, ""."""
+    """A metric: a field of the metrics' column, else a column of its own. Null where a file has it: no verdict, ""."""
     values = batch.column(name) if name in batch.schema.names else none
-    metrics = batch.column("metrics") if "metrics" in batch.schema.names else none
+    metrics = next((batch.column(each) for each in _METRICS if each in batch.schema.names), none)
     if pa.types.is_struct(metrics.type) and metrics.type.get_field_index(name) >= 0:
         values = pc.struct_field(metrics, name)
     if values is none or pa.types.is_null(values.type):
@@ -179,9 +216,8 @@ def _responses(rows: DataFrame, metrics: Sequence[str], options: ReadOptions) ->
     task, stamp = (F.regexp_extract(name, _NAME, group) for group in (1, 2))
     rows = rows.withColumns({"task": F.when(F.length(task) > 0, task), "stamp": stamp})
     score, metric = metric_of(rules, F.col("task"), lambda each: at[each])
-    named = F.coalesce(
-        "id", F.when(F.col("text").isNotNull(), F.sha2(F.concat_ws("\x1e", "text", "choices"), 256)), "hash"
-    )
+    by_content = F.when(F.col("text").isNotNull(), F.sha2(F.concat_ws("\x1e", "text", "choices"), 256))
+    named = F.coalesce("id", by_content, "hash")
     broken = F.col("broken").isNotNull()
     problem = F.when(broken, "malformed_row").when(metric.isNull(), "unknown_metric")
     kept = F.struct(
@@ -196,7 +232,7 @@ def _responses(rows: DataFrame, metrics: Sequence[str], options: ReadOptions) ->
             "item_id": named,
             "score_raw": score,
             "evaluated_at_raw": stamp_as_time(F.col("stamp")),
-            "content_hash": F.col("hash"),
+            "content_hash": F.coalesce("hash", F.when(F.col("id").isNotNull(), by_content)),
             "source": F.col("source"),
             "position": F.col("position"),
             "problem": problem,

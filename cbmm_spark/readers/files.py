@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 
+import numpy as np
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import LongType, StructField, StructType
 
 from cbmm_spark.config import ColumnsConfig
 from cbmm_spark.errors import InputError
@@ -154,6 +157,102 @@ def lines_of(spark: SparkSession, path: str) -> DataFrame:
     """One row per line that is not blank: its text as `value`, and the file it is in as `source`."""
     lines = all_files(spark).text(path).where("length(trim(value)) > 0")
     return lines.select("value", F.col("_metadata.file_path").alias("source"))
+
+
+def numbered_lines(spark: SparkSession, path: str, sources: Sequence[str]) -> DataFrame:
+    """As `lines_of`, of some of the files, with `position`: the number of the line from 0, blank ones counted."""
+    lines = all_files(spark).text(path).select("value", *origin())
+    return numbered(lines, sources).where("length(trim(value)) > 0")
+
+
+START = "_cbmm_start"
+"""Where in its file the part begins that a row is in, as `origin` has it."""
+
+
+def origin(source: str = "source") -> list[Column]:
+    """Columns that tell, in a scan of files, which part of which one a row is in; for `numbered`."""
+    return [F.col("_metadata.file_path").alias(source), F.col("_metadata.file_block_start").alias(START)]
+
+
+def numbered(rows: DataFrame, sources: Sequence[str], source: str = "source", position: str = "position") -> DataFrame:
+    """Number the rows of some files from 0, as `position`.
+
+    A task reads a part of a file from its beginning to its end, so rows are numbered within their part on the way, and
+    the parts are counted: the files are read twice, by as many tasks as ever, and nothing is sorted or brought together
+    but one row a part.
+
+    Parameters
+    ----------
+    rows
+        Straight from a scan, with the columns `origin`.
+    sources
+        Names of files.
+    source, position
+        Names of the columns for the file and the number.
+    """
+
+    def number(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return number_batches(batches, source, START, position)
+
+    named = rows.where(F.col(source).isin(list(sources)))
+    within = named.mapInArrow(number, StructType([*named.schema.fields, StructField(position, LongType())]))
+    parts = within.groupBy(source, START).agg((F.max(position) + 1).alias("_cbmm_rows"))
+    before = Window.partitionBy(source).orderBy(START).rowsBetween(Window.unboundedPreceding, -1)
+    parts = parts.select(source, START, F.coalesce(F.sum("_cbmm_rows").over(before), F.lit(0)).alias("_cbmm_before"))
+    placed = within.join(F.broadcast(parts), [source, START])
+    return placed.withColumn(position, F.col(position) + F.col("_cbmm_before")).drop("_cbmm_before", START)
+
+
+def number_batches(
+    batches: Iterator[pa.RecordBatch], source: str, start: str, position: str
+) -> Iterator[pa.RecordBatch]:
+    """Number the rows of each part of a file from 0.
+
+    Parameters
+    ----------
+    batches
+        Rows in the order of their files; those of one part, with equal `source` and `start`, follow one another.
+    source, start
+        Names of the columns that tell the part.
+    position
+        Name of the column with the numbers, put last.
+    """
+    last: tuple[object, object] | None = None
+    reached = 0
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        sources, starts = batch.column(source), batch.column(start)
+        names = sources.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+        offsets = starts.to_numpy(zero_copy_only=False)
+        begins = np.flatnonzero((names[1:] != names[:-1]) | (offsets[1:] != offsets[:-1])) + 1
+        begins = np.concatenate([[0], begins])
+        first = np.repeat(begins, np.diff([*begins, batch.num_rows]))
+        positions = np.arange(batch.num_rows) - first
+        if (sources[0].as_py(), starts[0].as_py()) == last:
+            positions[: begins[1] if len(begins) > 1 else None] += reached
+        last, reached = (sources[-1].as_py(), starts[-1].as_py()), int(positions[-1]) + 1
+        yield pa.RecordBatch.from_arrays(
+            [*batch.columns, pa.array(positions, pa.int64())], names=[*batch.schema.names, position]
+        )
+
+
+def files_of(spark: SparkSession, path: str) -> set[str]:
+    """Return the names of the files behind a path, as any reader may call them; none where nothing is.
+
+    Raises
+    ------
+    InputError
+        They cannot be listed.
+    """
+    try:
+        names = binary_files(spark, path).select("path", F.col("_metadata.file_path").alias("uri")).collect()
+    except PySparkException as error:
+        if (error.getCondition() or "").startswith("PATH_NOT_FOUND"):
+            return set()
+        with reading(path):
+            raise
+    return {name for row in names for name in row}
 
 
 def whole_files(spark: SparkSession, path: str, pattern: str | None = None) -> DataFrame:

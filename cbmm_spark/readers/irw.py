@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
@@ -39,11 +39,13 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
     types = {each.name: each.dataType for each in raw.frame.schema.fields}
     date, no_date = _date(types["evaluated_at_raw"])
     score, not_available = _score(types["score_raw"])
-    frame = raw.frame.withColumns({_NO_DATE: no_date, _NOT_AVAILABLE: not_available})
-    frame = frame.withColumns({"evaluated_at_raw": date, "score_raw": score})
+
+    def change(frame: DataFrame) -> DataFrame:
+        frame = frame.withColumns({_NO_DATE: no_date, _NOT_AVAILABLE: not_available})
+        return frame.withColumns({"evaluated_at_raw": date, "score_raw": score})
+
     return dataclasses.replace(
-        raw,
-        frame=frame,
+        raw.changed(change),
         notes=(*raw.notes, *_several(sample)),
         defaults={
             "a date in seconds, which may count from 1970 or from the first response: left out": F.col(_NO_DATE),

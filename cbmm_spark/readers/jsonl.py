@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
@@ -26,7 +26,7 @@ from cbmm_spark.readers.base import (
     canonical,
 )
 from cbmm_spark.readers.delimited import has_suffix
-from cbmm_spark.readers.files import lines_of, reading
+from cbmm_spark.readers.files import lines_of, numbered_lines, reading
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 _MALFORMED = "_cbmm_malformed"
@@ -49,27 +49,56 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
     lines = lines_of(spark, sample.path)
     with reading(sample.path):
         roles = _roles(lines.limit(_SAMPLED_LINES).select(_keys()).distinct().collect(), options, sample.path)
+    path = sample.path
+    raw = of_lines(lines, options, path)
+    return replace(
+        raw,
+        notes=(*roles.notes, *raw.notes),
+        defaults={**raw.defaults, **assumed(roles, options)},
+        numbered=lambda sources: of_lines(numbered_lines(spark, path, sources), options, path).frame,
+        first_line=1,
+    )
+
+
+def of_lines(lines: DataFrame, options: ReadOptions, path: str) -> RawFrame:
+    """Give lines their canonical columns.
+
+    Parameters
+    ----------
+    lines
+        JSON objects as `value`, their `source`, and their `position` where it is known.
+    options, path
+        As for a reader.
+    """
     taken = {role: getattr(options.columns, role) for role in ROLES if role not in _given(options)}
-    keys = dict.fromkeys(alias for aliases in taken.values() for alias in aliases)
+    flags = options.rules.flags
+    keys = dict.fromkeys([*(alias for aliases in taken.values() for alias in aliases), *flags])
     schema = T.StructType([T.StructField(name, T.StringType()) for name in [*keys, _MALFORMED]])
     parsed = F.from_json(
         "value",
         schema,
         {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED, "allowNonNumericNumbers": "true"},
     )
-    frame = lines.select("value", "source", parsed.alias("parsed"))
-    frame = frame.select("value", "source", F.col(f"parsed.{_MALFORMED}").alias(_MALFORMED), *_taken(taken, options))
-    malformed = F.col(_MALFORMED).isNotNull()
-    raw = canonical(
-        frame,
-        Roles({role: role for role in taken}, roles.notes),
-        options,
-        sample.path,
-        source=F.col("source"),
-        problem=F.when(malformed, "malformed_row"),
-        raw=F.when(malformed, F.to_json(F.struct(F.col("value").alias("row")))).otherwise(F.col("value")),
+    own = [name for name in ("value", "source", "position") if name in lines.columns]
+    frame = lines.select(*own, parsed.alias("parsed"))
+    frame = frame.select(
+        *(F.col(name).alias(f"_{name}") for name in own),
+        F.col(f"parsed.{_MALFORMED}").alias(_MALFORMED),
+        *_taken(taken, options),
+        *(F.col("parsed").getField(name).alias(f"_flag {name}") for name in flags),
     )
-    return replace(raw, defaults=assumed(roles, options))
+    malformed = F.col(_MALFORMED).isNotNull()
+    return canonical(
+        frame,
+        Roles({role: role for role in taken}),
+        options,
+        path,
+        source=F.col("_source"),
+        position=F.col("_position") if "position" in own else None,
+        problem=F.when(malformed, "malformed_row"),
+        raw=F.when(malformed, F.to_json(F.struct(F.col("_value").alias("row")))).otherwise(F.col("_value")),
+        flags={name: f"_flag {name}" for name in flags},
+    )
 
 
 def _keys() -> Column:

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark.config import ANY, IngestConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, column
-from cbmm_spark.readers.files import all_files, binary_files, reading
+from cbmm_spark.readers.files import all_files, binary_files, numbered, origin, reading
 from cbmm_spark.readers.logs import (
     STAMP,
     base_name,
@@ -77,8 +77,18 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
         choices = _choose(spark, sample.path, _tasks(files), rules)
         filters = tuple(dict.fromkeys(choice.filter for choice in choices.values()))
         lines = _lines(spark, sample.path, _keys(rules, filters))
-        known = lines.join(F.broadcast(spark.createDataFrame(_with_filters(files, choices))), "source")
-    return RawFrame(_responses(known, rules, filters), _notes(files, choices), _defaults(rules))
+        about = F.broadcast(spark.createDataFrame(_with_filters(files, choices)))
+
+    def frame(lines: DataFrame) -> DataFrame:
+        return _responses(lines.join(about, "source"), rules, filters)
+
+    return RawFrame(
+        frame(lines),
+        _notes(files, choices),
+        _defaults(rules),
+        numbered=lambda sources: frame(numbered(lines, sources)),
+        first_line=1,
+    )
 
 
 # What holds for a whole file
@@ -242,7 +252,7 @@ def _lines(spark: SparkSession, path: str, keys: Iterable[str]) -> DataFrame:
     schema = ", ".join(f"`{name.replace('`', '``')}` string" for name in names)
     reader = all_files(spark).schema(schema).option("columnNameOfCorruptRecord", _MALFORMED)
     reader = reader.option("pathGlobFilter", _SAMPLES)
-    return reader.json(path).select("*", F.col("_metadata.file_path").alias("source"))
+    return reader.json(path).select("*", *origin())
 
 
 def _responses(lines: DataFrame, rules: IngestConfig, filters: Sequence[str]) -> DataFrame:
@@ -275,6 +285,7 @@ def _responses(lines: DataFrame, rules: IngestConfig, filters: Sequence[str]) ->
             "evaluated_at_raw": F.col("evaluated_at"),
             "content_hash": F.col("doc_hash"),
             "source": F.col("source"),
+            **({"position": F.col("position")} if "position" in lines.columns else {}),
             "problem": problem,
             "raw": F.when(malformed, cut(F.col(_MALFORMED))).otherwise(F.to_json(F.struct(*kept))),
         },

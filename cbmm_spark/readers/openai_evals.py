@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample
-from cbmm_spark.readers.files import all_files, reading
+from cbmm_spark.readers.files import all_files, numbered, origin, reading
 from cbmm_spark.readers.logs import as_time, cut, metric_defaults, named_metric, raw_frame
 from cbmm_spark.readers.mapping import known_metrics, metric_of
 
@@ -31,9 +31,17 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
     with reading(sample.path):
         events = _events(spark, sample.path, options.rules)
         specs = _specs(spark, events, sample.path, options)
-    known = events.join(F.broadcast(specs), "source", "left")
-    notes = ["an eval's name is its benchmark, its version is part of that name"]
-    return RawFrame(_responses(known, options), tuple(notes), _defaults(options.rules))
+
+    def frame(events: DataFrame) -> DataFrame:
+        return _responses(events.join(F.broadcast(specs), "source", "left"), options)
+
+    return RawFrame(
+        frame(events),
+        ("an eval's name is its benchmark, its version is part of that name",),
+        _defaults(options.rules),
+        numbered=lambda sources: frame(numbered(events, sources)),
+        first_line=1,
+    )
 
 
 def _events(spark: SparkSession, path: str, rules: IngestConfig) -> DataFrame:
@@ -45,7 +53,7 @@ def _events(spark: SparkSession, path: str, rules: IngestConfig) -> DataFrame:
     )
     reader = all_files(spark).schema(schema).option("columnNameOfCorruptRecord", _MALFORMED)
     reader = reader.option("pathGlobFilter", _NAMES)
-    return reader.json(path).select("*", F.col("_metadata.file_path").alias("source"))
+    return reader.json(path).select("*", *origin())
 
 
 def _specs(spark: SparkSession, events: DataFrame, path: str, options: ReadOptions) -> DataFrame:
@@ -98,6 +106,7 @@ def _responses(events: DataFrame, options: ReadOptions) -> DataFrame:
             "score_raw": score,
             "evaluated_at_raw": date,
             "source": F.col("source"),
+            **({"position": F.col("position")} if "position" in events.columns else {}),
             "problem": F.when(unreadable, "unreadable_date").otherwise(problem),
             "raw": F.when(malformed, cut(F.col(_MALFORMED))).otherwise(F.to_json(kept)),
         },

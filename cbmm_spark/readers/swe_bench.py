@@ -3,7 +3,8 @@
 Reports of the harness: https://www.swebench.com/SWE-bench/guides/evaluation/ (`resolved_ids`, `unresolved_ids`,
 `submitted_ids` …), and the leaderboard's submissions, https://github.com/SWE-bench/experiments, each a folder with
 `results/results.json` (`resolved`, `no_generation`, `no_logs`). A file is one JSON object of lists, or a JSON list of
-such objects or of single answers (`instance_id` with `status` or `resolved`).
+such objects or of single answers (`instance_id` with `status` or `resolved`), or, as in
+https://github.com/scaleapi/SWE-bench_Pro-os, one object that tells of each id whether it was solved (`{"id": true}`).
 
 Statuses go through as text; `[ingest.status]` says what each is worth.
 """
@@ -49,17 +50,31 @@ SUBMITTED = ("submitted", "submitted_ids", "completed", "completed_ids", "genera
 
 _MODEL_KEYS = ("model_name_or_path", "model", "model_name")
 _ITEM_KEYS = ("instance_id", "item_id")
-_NO_NAMES = ("results", "result", "report", "resolved", "instance_results")  # of files: the folder has the name
+_NO_NAMES = (
+    "results",
+    "result",
+    "report",
+    "resolved",
+    "instance_results",
+    "eval_results",
+)  # of files: the folder has the name
 _TELLING = ("resolved_ids", "unresolved_ids", "submitted_ids", "completed_ids", "incomplete_ids", "empty_patch_ids",
             "error_ids", "no_generation", "no_logs", "resolved")  # fmt: skip
 _LIST = re.compile(r'"(' + "|".join(_TELLING) + r')"\s*:\s*\[')
+_VALUE = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:\s*(\S)')
 _ENTRY = "array<struct<item: string, status: string, problem: string, by: string>>"
 _UNLISTED, _SUBMITTED_ONLY, _NOT_SUBMITTED = "unlisted", "submitted", "not submitted"
 
 
 def _detect(sample: Sample) -> str | None:
     found = _LIST.search(sample.beginning)
-    return f"it has a list {found.group(1)} of ids" if found else None
+    if found:
+        return f"it has a list {found.group(1)} of ids"
+    if not sample.beginning.lstrip().startswith("{"):
+        return None
+    # The first letters of the values: of true, false and null alone.
+    values = {first for key, first in _VALUE.findall(sample.beginning) if key not in _MODEL_KEYS}
+    return "it tells of each id true or false" if {"t", "f"} & values and values <= {"t", "f", "n"} else None
 
 
 def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame:
@@ -125,10 +140,10 @@ def _records(files: DataFrame, model: str | None) -> DataFrame:
         fields.alias("fields"),
     )
     own = F.coalesce(*(F.col("fields")[key] for key in _MODEL_KEYS))
-    name = _name_of(decoded(F.col("source")))
+    name = model_of(decoded(F.col("source")))
     named = named.withColumns({"model_id": F.lit(model) if model is not None else F.coalesce(own, name), "name": name})
     lists = {f"ids_{status}": _ids(keys) for status, keys in LISTS.items()} | {"ids_submitted": _ids(SUBMITTED)}
-    return named.withColumns({"evaluated_at": _date_of(F.col("name")), **lists})
+    return named.withColumns({"evaluated_at": day_of(F.col("name")), **lists})
 
 
 def _text_of(element: Column) -> Column:
@@ -137,10 +152,10 @@ def _text_of(element: Column) -> Column:
     return F.when(F.schema_of_variant(element) == "STRING", F.concat(F.lit('"'), text, F.lit('"'))).otherwise(text)
 
 
-def _name_of(path: Column) -> Column:
-    """The name that a file gives to a model."""
+def model_of(path: Column) -> Column:
+    """Return the name that a file gives to a model: its own, or its folder's where its own says nothing."""
     parts = F.split(path, "/")
-    stem = F.regexp_replace(F.element_at(parts, -1), r"[.]json([.]gz)?$", "")
+    stem = F.regexp_replace(F.element_at(parts, -1), r"[.](json|txt|log|lst|md)([.]gz)?$", "")
     folder, above = F.get(parts, F.size(parts) - 2), F.get(parts, F.size(parts) - 3)
     return (
         F.when(~stem.isin(*_NO_NAMES), stem)
@@ -149,8 +164,8 @@ def _name_of(path: Column) -> Column:
     )
 
 
-def _date_of(name: Column) -> Column:
-    """The day that a name begins with, as in 20250805_name; null where these are no date."""
+def day_of(name: Column) -> Column:
+    """Return the day that a name begins with, as in 20250805_name; null where these are no date."""
     digits = F.regexp_extract(name, "^((19|20)[0-9]{6})[_-]", 1)
     return F.when(digits != "", F.try_to_timestamp(digits, F.lit("yyyyMMdd"))).cast("timestamp")
 
@@ -237,6 +252,31 @@ def _of_answer(item: Column) -> Column:
     return F.array(entry).cast(_ENTRY)
 
 
+def _is_map() -> Column:
+    """Whether an object tells of each id whether it was solved, and nothing else but the model."""
+    known = [key for keys in LISTS.values() for key in keys]
+    fields = F.map_filter("fields", lambda key, _: ~key.isin(*_MODEL_KEYS))
+    values = F.map_values(fields)
+    plain = ~F.exists(values, lambda each: F.coalesce(each.rlike(r"^\s*[\[{]"), F.lit(False)))
+    told = F.exists(values, lambda each: F.coalesce(each.isin("true", "false"), F.lit(False)))
+    return plain & told & ~F.exists(F.map_keys(fields), lambda key: key.isin(*known, *SUBMITTED))
+
+
+def _of_map() -> Column:
+    """What an object of ids says about each of them, and about the rest of the universe."""
+
+    def entry(item: Column, value: Column) -> Column:
+        status = F.when(value == "true", "resolved").when(value == "false", "unresolved").otherwise(value)
+        known = F.col("universe").isNull() | F.array_contains("universe", item)
+        problem = F.when(~known, "unknown_item")
+        return F.struct(item.alias("item"), status.alias("status"), problem.alias("problem"), F.lit(None).alias("by"))
+
+    fields = F.map_filter("fields", lambda key, _: ~key.isin(*_MODEL_KEYS))
+    told = F.transform(F.map_entries(fields), lambda each: entry(each["key"], each["value"])).cast(_ENTRY)
+    others = F.array_except(F.coalesce("universe", F.map_keys(fields)), F.map_keys(fields))
+    return F.concat(told, _entries(others, None, None, _NOT_SUBMITTED))
+
+
 def _canonical(records: DataFrame, benchmark: str) -> DataFrame:
     item = F.coalesce(*(F.col("fields")[key] for key in _ITEM_KEYS))
     has_lists = F.coalesce(*(F.col(f"ids_{name}") for name in (*LISTS, "submitted"))).isNotNull()
@@ -248,6 +288,7 @@ def _canonical(records: DataFrame, benchmark: str) -> DataFrame:
         F.when(F.col("fields").isNull(), only("malformed_row"))
         .when(has_lists, _of_lists())
         .when(item.isNotNull(), _of_answer(item))
+        .when(_is_map(), _of_map())
         .otherwise(only("no_result"))
     )
     rows = records.select("source", "position", "model_id", "evaluated_at", "row", F.explode(entries).alias("entry"))

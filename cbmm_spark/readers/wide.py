@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
@@ -132,28 +133,29 @@ def _is_score(text: str) -> bool:
 
 def _unpivot_file(path: str, content: pa.Buffer, layout: _Layout) -> Iterator[pa.RecordBatch]:
     blocks = _parquet_blocks(content, layout) if layout.parquet else _csv_blocks(path, content, layout)
-    position = 0
     for block in blocks:
         if block.malformed is not None:
-            yield _malformed(path, block.malformed)
+            yield _malformed(path, block)
             continue
         rows = max(1, _CELLS_PER_BATCH // max(1, len(block.names)))
         for start in range(0, len(block.keys), rows):
-            yield _long(path, block, start, rows, position + start)
-        position += len(block.keys)
+            yield _long(path, block, start, rows)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Some rows of a wide table: their keys, the names of the other columns, and those as arrays of any type."""
+    """Some rows of a wide table: their keys and numbers, the names of the other columns, and those as arrays of any
+    type."""
 
     keys: pa.Array
+    positions: npt.NDArray[np.int64]
     names: pa.Array
     columns: Sequence[pa.Array]
     malformed: Sequence[str] | None = None
 
 
-def _malformed(path: str, lines: Sequence[str]) -> pa.RecordBatch:
+def _malformed(path: str, block: _Block) -> pa.RecordBatch:
+    lines = block.malformed or ()
     nulls = pa.nulls(len(lines), pa.string())
     return pa.RecordBatch.from_arrays(
         [
@@ -161,14 +163,14 @@ def _malformed(path: str, lines: Sequence[str]) -> pa.RecordBatch:
             nulls,
             nulls,
             pa.array([path] * len(lines)),
-            pa.nulls(len(lines), pa.int64()),
+            pa.array(block.positions, pa.int64()),
             pa.array(lines, pa.string()),
         ],
         schema=_ARROW,
     )
 
 
-def _long(path: str, block: _Block, start: int, rows: int, position: int) -> pa.RecordBatch:
+def _long(path: str, block: _Block, start: int, rows: int) -> pa.RecordBatch:
     """Rows `start` to `start + rows` of a block in long form, column after column."""
     keys = block.keys.slice(start, rows)
     n, width = len(keys), len(block.names)
@@ -180,7 +182,7 @@ def _long(path: str, block: _Block, start: int, rows: int, position: int) -> pa.
             block.names.take(pa.array(np.repeat(np.arange(width), n))),
             scores,
             pa.array([path], pa.string()).take(pa.array(np.zeros(n * width, dtype=np.int64))),
-            pa.array(row + position, pa.int64()),
+            pa.array(block.positions[start + row], pa.int64()),
             pa.nulls(n * width, pa.string()),
         ],
         schema=_ARROW,
@@ -193,9 +195,12 @@ def _parquet_blocks(content: pa.Buffer, layout: _Layout) -> Iterator[_Block]:
     key = names.index(layout.key_column) if layout.key_column is not None else 0
     others = [index for index in range(len(names)) if index != key]
     rows = max(1, _CELLS_PER_BATCH // max(1, len(others)))
+    done = 0
     for batch in file.iter_batches(batch_size=rows):
+        done += batch.num_rows
         yield _Block(
             batch.column(key).cast(pa.string()),
+            np.arange(done - batch.num_rows, done),
             pa.array([names[index] for index in others], pa.string()),
             [batch.column(index) for index in others],
         )
@@ -207,9 +212,9 @@ def _csv_blocks(path: str, content: pa.Buffer, layout: _Layout) -> Iterator[_Blo
     across = pa.array(names[1:], pa.string())
     for block in arrow_csv.blocks(text, layout.delimiter, len(names)):
         if block.malformed:
-            yield _Block(pa.nulls(0), across, (), block.malformed)
+            yield _Block(pa.nulls(0), block.positions, across, (), block.malformed)
         else:
-            yield _Block(block.columns[0], across, block.columns[1:])
+            yield _Block(block.columns[0], block.positions, across, block.columns[1:])
 
 
 WIDE_MODELS = Reader(

@@ -436,3 +436,43 @@ def test_real_leaderboards_by_one_call_each(
         assert warehouse.read("items").where(f"benchmark = '{name}'").count() == items, name
     with pytest.raises(InputError, match="task_id"):
         ingest(spark, warehouse, Config(), str(shared_data("human_minutes_by_task.jsonl")))
+
+
+@pytest.mark.slow
+def test_three_runs_of_a_real_benchmark_are_k_of_n(
+    spark: SparkSession, warehouse: Warehouse, shared_data: Callable[[str], Path]
+) -> None:
+    """Case R5: every run stays an attempt, with its fraction; none is taken for another item."""
+    path = shared_data("misguided_attention.parquet")
+    columns = replace(IngestConfig().columns, score=("score",))
+    report = ingest(spark, warehouse, Config(ingest=IngestConfig(columns=columns)), str(path), benchmark="traps")
+    check(report)
+    real = pd.read_parquet(path)
+    fractions = int(real["score"].between(0, 1, inclusive="neither").sum())
+    assert report.defaults["score between 0 and 1 kept as a fraction (ingest.fractions = soft)"] == fractions > 0
+    assert (report.new, report.collapsed, report.refused) == (len(real), 0, 0)
+    cells = warehouse.read("responses").groupBy("model_id", "item_id").agg(F.count("*"), F.sum("score")).collect()
+    expected = real.groupby(["model", "item"])["score"].agg(["count", "sum"])
+    assert {(row[0], row[1]): row[2] for row in cells} == expected["count"].to_dict()
+    assert {(row[0], row[1]): row[3] for row in cells} == pytest.approx(expected["sum"].to_dict())
+    assert (expected["count"] == 3).mean() > 0.9
+
+
+@pytest.mark.slow
+def test_no_answer_is_wrong_or_missing_as_configured(
+    spark: SparkSession, warehouse: Warehouse, shared_data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    real = pd.read_parquet(shared_data("mmlu_pro.parquet"))
+    some = real[real["model"].isin(["Qwen1.5-7B-Chat", "DeepSeek-Coder-V2"])]
+    some.to_parquet(tmp_path / "some.parquet")
+    silent = int(some["no_answer"].sum())
+    assert silent > 1000
+    for meaning, missing in (("wrong", 0), ("missing", silent)):
+        config = Config(ingest=IngestConfig(flags={"no_answer": meaning}))
+        report = ingest(spark, warehouse, config, str(tmp_path / "some.parquet"), benchmark=meaning)
+        check(report)
+        assert (report.new, report.missing) == (len(some), missing)
+        words = {"wrong": "wrong", "missing": "no verdict"}[meaning]
+        assert report.defaults[f"no_answer counted as {words} (ingest.flags)"] == silent
+        stored = warehouse.read("responses").where(f"benchmark = '{meaning}'").agg(F.sum("score"), F.count("score"))
+        assert tuple(stored.head()) == (some["correct"].sum(), len(some) - missing)

@@ -102,6 +102,31 @@ def test_a_model_given_and_what_is_refused(read: Read, tmp_path: Path) -> None:
         read(tmp_path, given={"model": "m"})
 
 
+@pytest.mark.parametrize(("doc", "metric"), [("doc", "metric"), ("__doc__", "__metric__")])
+def test_the_columns_of_newer_lighteval(read: Read, tmp_path: Path, doc: str, metric: str) -> None:
+    folder = tmp_path / "details" / "org" / "Y" / STAMP
+    docs = [
+        {"query": f"q {i}", "choices": ["a", "b"], "gold_index": [0], "id": i, "specific": {"x": [1]}} for i in "01"
+    ]
+    scored = [{"em": 1.0, "maj@8": 0.0}, {"em": None, "maj@8": 1.0}]
+    write(folder, {doc: docs, metric: scored, "model_response": [{"text": ["t"]}] * 2}, "lighteval|gsm8k|0")
+    nameless = [{**each, "id": ""} for each in docs]
+    write(tmp_path / "details" / "org" / "Z" / STAMP, {doc: nameless, metric: scored}, "lighteval|gsm8k|0")
+    # What fits no schema is written as the text of a Python dict.
+    as_text = {doc: [str(each) for each in docs], metric: [str(each) for each in scored]}
+    write(tmp_path / "details" / "org" / "text" / STAMP, as_text, "lighteval|gsm8k|0")
+    raw, format, _ = read(tmp_path)
+    assert format == "open-llm-details"
+    found = rows(raw)
+    assert [(row["model_id"], row["benchmark"], row["score_raw"]) for row in found] == [
+        ("org/Y", "lighteval|gsm8k|0", "1"), ("org/Y", "lighteval|gsm8k|0", ""),
+        ("org/Z", "lighteval|gsm8k|0", "1"), ("org/Z", "lighteval|gsm8k|0", ""),
+    ]  # fmt: skip
+    assert [row["item_id"] for row in found[:2]] == ["0", "1"]
+    assert [row["content_hash"] for row in found[:2]] == [row["item_id"] for row in found[2:]]
+    assert [row["model_id"] for row in rows(raw, "unknown_metric")] == ["org/text"] * 2
+
+
 def test_a_file_that_is_no_parquet_is_one_bad_record(read: Read, tmp_path: Path) -> None:
     write(tmp_path / "a", {**examples("a"), "acc": [1]}, "t")
     bad = write(tmp_path / "z", {**examples("a"), "acc": [1]}, "u")

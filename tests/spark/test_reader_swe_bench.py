@@ -236,3 +236,37 @@ def test_every_item_of_the_universe_has_one_row(
     rows = raw.frame.collect()
     assert {row["item_id"]: row["score_raw"] for row in rows} == {i: s or "unresolved" for i, s in status.items()}
     assert len(rows) == len(ids)
+
+
+@pytest.mark.parametrize("indent", [4, None])
+def test_a_map_of_ids_to_true_and_false(spark: SparkSession, tmp_path: Path, indent: int | None) -> None:
+    told = {"model": "org/X", "i 1": True, "i/2": False, "i3": None, "resolved-4": True}
+    told |= {} if indent else {"i5": "timeout"}  # what else is in it takes the format to be given
+    write(tmp_path / "one" / "eval_results.json", told, indent)
+    write(tmp_path / "Agent 2" / "eval_results.json", {"i 1": False, "gone": True, "i/2": True}, indent)
+    raw, name, _ = read_with(spark, tmp_path, "swe-bench" if indent is None else "auto")
+    assert name == "swe-bench"
+    status = [] if indent else [("org/X", "i5", "timeout", None)]
+    assert rows_of(raw.frame, "model_id", "item_id", "score_raw", "problem") == sorted([
+        *status, ("org/X", "i 1", "resolved", None), ("org/X", "i/2", "unresolved", None), ("org/X", "i3", None, None),
+        ("org/X", "resolved-4", "resolved", None),
+        ("Agent 2", "i 1", "unresolved", None), ("Agent 2", "gone", "resolved", None),
+        ("Agent 2", "i/2", "resolved", None),
+    ], key=repr)  # fmt: skip
+
+
+def test_a_map_within_all_items(spark: SparkSession, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.json", {"i 1": False, "gone": True})
+    universe = write(tmp_path / "all.txt", "\n".join(ALL[:2]))
+    raw, name, reason = read_with(spark, path, items=str(universe))
+    assert (name, reason) == ("swe-bench", "it tells of each id true or false")
+    rows = [("gone", "resolved", "unknown_item"), ("i 1", "unresolved", None), ("i/2", None, None)]
+    assert rows_of(raw.frame, "item_id", "score_raw", "problem") == rows
+    assert defaults_of(raw) == {"in no list of a file that tells what was submitted or unresolved: no verdict": 1}
+
+
+@pytest.mark.parametrize("content", [{"resolved": True, "patch_exists": False}, {"a": 1, "b": 2},
+                                     {"i1": {"resolved": True}}])  # fmt: skip
+def test_other_objects_are_no_maps(spark: SparkSession, tmp_path: Path, content: dict[str, Any]) -> None:
+    raw, _, _ = read_with(spark, write(tmp_path / "m.json", content), "swe-bench")
+    assert rows_of(raw.frame, "item_id", "problem") == [(None, "no_result")]

@@ -21,8 +21,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.readers import RAW_COLUMNS, READERS, RawFrame, ReadOptions, read_source
+from tests.spark.reader_samples import defaults_of
 
 LONG = {"model": ["007", "m2"], "item": ["i1", "i,2"], "correct": [1, 0]}
 Read = Callable[..., tuple[RawFrame, str, str]]
@@ -275,3 +277,27 @@ def test_the_registry(read: Read, tmp_path: Path) -> None:
     assert all(reader.name == name and reader.description for name, reader in READERS.items())
     with pytest.raises(ConfigError, match="use one of auto"):
         read(tmp_path, "xlsx")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
+def test_flags_decide_whatever_the_score(read: Read, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    table = pd.DataFrame({"model": "m", "item": list("abcde"), "score": [1, 1, 0, 1, 1],
+                          "no answer": [True, False, True, False, False],
+                          "cheated": ["false", "true", "true", None, "who knows"]})  # fmt: skip
+    if suffix == "csv":
+        table.to_csv(path, index=False)
+    elif suffix == "parquet":
+        table.to_parquet(path)
+    else:
+        table.to_json(path, orient="records", lines=True)
+    rules = IngestConfig(flags={"no answer": "missing", "cheated": "wrong", "absent": "wrong"})
+    raw, _, _ = read(path, rules=rules)
+    rows = raw.frame.select("item_id", F.col("score_raw").cast("int"), "problem").collect()
+    assert sorted(map(tuple, rows), key=repr) == [
+        ("a", None, None), ("b", 0, None), ("c", 0, None), ("d", 1, None), ("e", 1, "unreadable_score"),
+    ]  # fmt: skip
+    counts = defaults_of(raw)
+    assert counts["no answer counted as no verdict (ingest.flags)"] == 2
+    assert counts["cheated counted as wrong (ingest.flags)"] == 2
+    assert (raw.notes == ("no column for absent of ingest.flags",)) == (suffix != "jsonl")

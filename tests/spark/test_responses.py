@@ -15,7 +15,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from cbmm_spark import responses
 from cbmm_spark.config import IngestConfig
-from cbmm_spark.responses import REASONS, validate
+from cbmm_spark.responses import REASONS, applied_defaults, validate
 
 GOOD = {
     "model_id": "m",
@@ -242,3 +242,30 @@ def test_a_full_score_holds_for_every_version_unless_one_has_its_own(spark: Spar
 
 def test_without_a_declared_scale_a_percentage_is_refused(spark: SparkSession) -> None:
     assert [row["reason"] for row in judge(spark, "score_raw", ["50", "100"])] == ["score_out_of_range"] * 2
+
+
+def counted(spark: SparkSession, values: list[Any], config: IngestConfig, **kinds: T.DataType) -> dict[str, int]:
+    """How many rows each default was applied to."""
+    rows = frame(spark, [{"score_raw": value} for value in values], **kinds)
+    conditions = applied_defaults(rows, config)
+    found = rows.agg(*(F.count_if(each).alias(f"c{at}") for at, each in enumerate(conditions.values()))).head()
+    return {name: count for name, count in zip(conditions, found, strict=True) if count}
+
+
+def test_fractions_are_counted_as_what_they_were_taken(spark: SparkSession) -> None:
+    values = ["0.5", "1", "0", "1e-3", None, "maybe", "1.0", "7"]
+    soft = "score between 0 and 1 kept as a fraction (ingest.fractions = soft)"
+    assert counted(spark, values, IngestConfig()) == {soft: 2}
+    threshold = "score between 0 and 1 taken as 1 from 0.75 on, as 0 below (ingest.fractions = threshold)"
+    assert counted(spark, values, IngestConfig(fractions="threshold", threshold=0.75)) == {threshold: 2}
+    assert counted(spark, values, IngestConfig(fractions="reject")) == {}
+    assert counted(spark, [1.0, 0.25, None], IngestConfig(), score_raw=T.DoubleType()) == {soft: 1}
+    assert counted(spark, [1, 50], IngestConfig(full_score={"b": 100.0}), score_raw=T.IntegerType()) == {soft: 2}
+
+
+def test_a_full_score_is_of_numbers_not_of_verdicts(spark: SparkSession) -> None:
+    config = IngestConfig(full_score={"b": 100.0}, status={"resolved": 1.0, "half": 0.5})
+    values = ["100", "1", "true", "resolved", "half", "0"]
+    assert [row["score"] for row in judge(spark, "score_raw", values, config)] == [1.0, 0.01, 1.0, 1.0, 0.5, 0.0]
+    booleans = judge(spark, "score_raw", [True, False], config, score_raw=T.BooleanType())
+    assert [row["score"] for row in booleans] == [1.0, 0.0]
