@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
@@ -24,9 +25,11 @@ from cbmm_spark.kernels.loop import IterationRecord, LoopOptions, ScaleFit, alte
 from cbmm_spark.kernels.model import F64
 from cbmm_spark.kernels.paper import PaperFit, PaperTask, run_paper
 from cbmm_spark.kernels.stage import Counts, ScaleTask
+from cbmm_spark.linking import gate, link_scales
 from cbmm_spark.pack import model_benchmarks, n_models, pack, tiles_of
 from cbmm_spark.publish import finish_run, publish, start_run, write_results
-from cbmm_spark.results import RunKey, ability_rows, item_rows, iteration_rows, scale_rows
+from cbmm_spark.published_scale import ScaleLink
+from cbmm_spark.results import RunKey, ability_rows, item_rows, iteration_rows, scale_rows, solve_items
 from cbmm_spark.scale_flags import scale_flags
 from cbmm_spark.scales import Scales, choose_scales
 from cbmm_spark.tables import Warehouse
@@ -126,6 +129,8 @@ def rescore(
         There is nothing to fit.
     NotConvergedError
         A scale did not converge; nothing was published and the last published results stay visible.
+    GateError
+        A scale has too few items in common with earlier runs; likewise.
     ConflictError
         Another run holds the tables.
     """
@@ -197,16 +202,14 @@ def _fit_and_write(
             facts = scale_rows(spark, fits, scales, config.rescore, None, key)
             write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
             raise NotConvergedError(_not_converged(fits, unconverged, config.solver.max_iterations))
-        items = item_rows(blocks, fits, scales, inputs.items, config.rescore, config.solver.sigma, key)
-        with job_description(spark, f"cbmm-spark {key.run_id}: write item parameters"):
-            write_results(warehouse, "item_parameters", items, key.run_id, key.scored_on)
-    abilities = ability_rows(spark, fits, scales, inputs.model_benchmarks, config.rescore, key)
+        links = _write_items(warehouse, config, blocks, fits, scales, inputs, key, listener, clock)
+    abilities = ability_rows(spark, fits, scales, inputs.model_benchmarks, config.rescore, key, links)
     with job_description(spark, f"cbmm-spark {key.run_id}: write abilities"):
         write_results(warehouse, "abilities", abilities, key.run_id, key.scored_on)
         written = warehouse.read("item_parameters").where(
             (F.col("scored_on") == F.lit(key.scored_on)) & (F.col("run_id") == key.run_id)
         )
-        facts = scale_rows(spark, fits, scales, config.rescore, written, key)
+        facts = scale_rows(spark, fits, scales, config.rescore, written, key, links)
         write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
     clock.lap("write")
     flags = [flag for name, source in scales.fitted.items() for flag in scale_flags(name, fits[source], config.rescore)]
@@ -221,6 +224,44 @@ def _fit_and_write(
         clock.laps,
         warnings,
     )
+
+
+def _write_items(
+    warehouse: Warehouse,
+    config: Config,
+    blocks: SparkBlocks,
+    fits: Mapping[str, ScaleFit],
+    scales: Scales,
+    inputs: Inputs,
+    key: RunKey,
+    listener: Listener,
+    clock: _Clock,
+) -> dict[str, ScaleLink]:
+    """Solve the items, link the scales by them, and write them on the scales they are published on.
+
+    Raises
+    ------
+    GateError
+        A scale cannot be linked; how far it got stands in `run_scales`.
+    """
+    spark, sigma = warehouse.spark, config.solver.sigma
+    solved = solve_items(blocks, fits, config.rescore).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        links, complaints = link_scales(
+            warehouse, key.run_id, key.scored_on, fits, scales, solved, inputs.items, config.linking, config.rescore,
+            sigma, listener.event,
+        )  # fmt: skip
+        if complaints:
+            facts = scale_rows(spark, fits, scales, config.rescore, None, key, links)
+            write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
+            gate(complaints)
+        clock.lap("link")
+        rows = item_rows(blocks, fits, scales, inputs.items, config.rescore, sigma, key, links, solved)
+        with job_description(spark, f"cbmm-spark {key.run_id}: write item parameters"):
+            write_results(warehouse, "item_parameters", rows, key.run_id, key.scored_on)
+    finally:
+        solved.unpersist()
+    return links
 
 
 def _not_converged(fits: Mapping[str, ScaleFit], unconverged: Sequence[str], iterations: int) -> str:

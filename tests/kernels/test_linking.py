@@ -119,7 +119,9 @@ def test_without_purification_the_same_drift_would_move_the_scale():
 
 def test_items_that_tell_nothing_do_not_spoil_the_link():
     truth = bank_of(200, 4)
-    a = np.concatenate([truth.a, np.zeros(40), np.full(40, 1e-9), np.full(20, 28.0), np.full(20, 0.8), np.full(30, 1.0)])
+    a = np.concatenate(
+        [truth.a, np.zeros(40), np.full(40, 1e-9), np.full(20, 28.0), np.full(20, 0.8), np.full(30, 1.0)]
+    )
     b = np.concatenate([truth.b, np.full(40, 2.0), np.full(40, 0.5), np.full(20, 3.0), np.full(20, 40.0), np.zeros(30)])
     n = np.full(350, 1000.0)
     n[-30:] = 3.0
@@ -160,7 +162,9 @@ def test_most_items_changed_leaves_few_anchors():
 
 def test_a_single_item_and_items_of_one_difficulty_are_enough():
     for size in (1, 30):
-        reference = Bank(np.linspace(0.7, 1.8, size), np.linspace(0.7, 1.8, size), np.full(size, 500.0), bank_of(1, 1).theta)
+        reference = Bank(
+            np.linspace(0.7, 1.8, size), np.linspace(0.7, 1.8, size), np.full(size, 500.0), bank_of(1, 1).theta
+        )
         new = reference.moved(gauge_of(0.7, 2.0).inverse())
         for method in METHODS:
             found = link_items(reference, new, method)
