@@ -19,6 +19,14 @@ from cbmm_spark.checkpoint import AbilitySaver
 from cbmm_spark.config import Config, SolverConfig
 from cbmm_spark.errors import CbmmError, InputError, NotConvergedError
 from cbmm_spark.fit import SparkBlocks, job_description
+from cbmm_spark.frozen import (
+    FrozenRun,
+    frozen_abilities,
+    frozen_items,
+    frozen_scales,
+    frozen_state,
+    score_frozen,
+)
 from cbmm_spark.kernels.components import component_numbers
 from cbmm_spark.kernels.dense import Penalty
 from cbmm_spark.kernels.loop import IterationRecord, LoopOptions, ScaleFit, alternate, start_scale
@@ -102,9 +110,17 @@ class RescoreReport:
 
 
 def rescore(
-    spark: SparkSession, warehouse: Warehouse, config: Config, as_of: dt.date | None, listener: Listener
+    spark: SparkSession,
+    warehouse: Warehouse,
+    config: Config,
+    as_of: dt.date | None,
+    listener: Listener,
+    items_from: str | None = None,
+    only_new: bool = False,
 ) -> RescoreReport:
     """Fit all scales to the responses and publish abilities and item parameters of one day.
+
+    With `items_from` nothing is fitted: models are scored against the items of that run.
 
     Parameters
     ----------
@@ -118,6 +134,10 @@ def rescore(
         The day scored; responses evaluated after it are left out. Today (UTC), with all responses, if not given.
     listener
         Told of every iteration and step.
+    items_from
+        Published run whose item parameters are kept fixed.
+    only_new
+        With `items_from`: models that have an ability in that run keep it as it is.
 
     Returns
     -------
@@ -126,7 +146,7 @@ def rescore(
     Raises
     ------
     InputError
-        There is nothing to fit.
+        There is nothing to fit, or no published run `items_from`.
     NotConvergedError
         A scale did not converge; nothing was published and the last published results stay visible.
     GateError
@@ -137,12 +157,16 @@ def rescore(
     clock = _Clock()
     started_at = dt.datetime.now(dt.UTC)
     key = RunKey(f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}", as_of or started_at.date())
+    frozen = None if items_from is None else FrozenRun.read(warehouse, items_from)
     with job_description(spark, f"cbmm-spark {key.run_id}: pack responses"):
         inputs = _inputs(spark, warehouse, config, as_of, listener)
     clock.lap("pack")
     start_run(warehouse, key.run_id, key.scored_on, config.as_json(), inputs.responses_version, started_at)
     try:
-        report = _fit_and_write(spark, warehouse, config, inputs, key, listener, clock)
+        if frozen is None:
+            report = _fit_and_write(spark, warehouse, config, inputs, key, listener, clock)
+        else:
+            report = _score_and_write(warehouse, config, inputs, frozen, only_new, key, listener, clock)
     except NotConvergedError as error:
         finish_run(warehouse, key.run_id, "not_converged", str(error))
         raise
@@ -220,6 +244,51 @@ def _fit_and_write(
         key.run_id,
         key.scored_on,
         {name: _facts(fits[source]) for name, source in scales.fitted.items()},
+        {name: warehouse.location(name) for name in (*RESULT_TABLES, *LATEST_TABLES)},
+        clock.laps,
+        warnings,
+    )
+
+
+def _score_and_write(
+    warehouse: Warehouse,
+    config: Config,
+    inputs: Inputs,
+    run: FrozenRun,
+    only_new: bool,
+    key: RunKey,
+    listener: Listener,
+    clock: _Clock,
+) -> RescoreReport:
+    """Score models against the items of a run, and write a whole night of results."""
+    spark, penalty = warehouse.spark, penalty_of(run.solver)
+    scored = score_frozen(
+        warehouse, run, inputs.tiles, inputs.model_benchmarks, inputs.items, penalty, config.solver, only_new,
+        listener.event,
+    )  # fmt: skip
+    clock.lap("score")
+    with job_description(spark, f"cbmm-spark {key.run_id}: write what was scored against {run.run_id}"):
+        members = inputs.model_benchmarks
+        results = {
+            "item_parameters": frozen_items(warehouse, run, key),
+            "abilities": frozen_abilities(warehouse, run, scored, members, config.rescore, only_new, key),
+            "run_scales": frozen_scales(spark, run, scored, only_new, key),
+            "run_abilities": frozen_state(spark, scored, key),
+        }
+        for name, rows in results.items():
+            write_results(warehouse, name, rows, key.run_id, key.scored_on)
+    clock.lap("write")
+    unknown = {name: fit.unknown for name, fit in scored.fits.items() if fit.unknown}
+    warnings = tuple(
+        f"scale {name!r}: {count:,} answers to items that run {run.run_id} does not know were skipped"
+        for name, count in unknown.items()
+    )
+    for warning in warnings:
+        listener.event("warning", message=warning)
+    return RescoreReport(
+        key.run_id,
+        key.scored_on,
+        {name: _facts(fit) | {"models": scored.n_models(name)} for name, fit in scored.fits.items()},
         {name: warehouse.location(name) for name in (*RESULT_TABLES, *LATEST_TABLES)},
         clock.laps,
         warnings,
