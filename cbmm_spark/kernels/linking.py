@@ -5,9 +5,8 @@ response curves P = logistic(a theta + b) are compared over the reference's dist
 changed (drifted) are left out, the link is estimated from the others, and both are repeated until nothing changes.
 
 Sources: mean/sigma (Marco 1977), here with weights; the characteristic curve method of Stocking & Lord (1983);
-iterative purification of anchors (Lord 1980; Candell & Drasgow 1988); the root mean square difference of curves as
-an effect size (OECD, PISA 2015 Technical Report, chapter 9) with the limit that Dorans & Kulick (1986) call unusual.
-See docs/linking.md.
+iterative purification of anchors (Lord 1980; Candell & Drasgow 1988); the root mean square difference of curves with
+the limit 0.1 (Joo et al. 2021 for PISA; the difference that Dorans & Kulick 1986 call unusual). See docs/linking.md.
 """
 
 from __future__ import annotations
