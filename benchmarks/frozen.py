@@ -94,8 +94,11 @@ def _fit(spark: SparkSession, tiles: DataFrame, n_models: int, known: Any = None
         ridge = Penalty().of_scale(counts.n_items, int(np.count_nonzero(counts.attempts)))
         fit = start_scale(NAME, ONE[NAME], counts, ridge, options, known=known)
         alternate([fit], blocks.run_pass, options)
-        table = solve_items(blocks, {NAME: fit}, RescoreConfig()).toArrow().sort_by("item_index")
-    seconds = time.perf_counter() - began
+        solved = solve_items(blocks, {NAME: fit}, RescoreConfig()).persist()
+        solved.count()
+        seconds = time.perf_counter() - began
+        table = solved.toArrow().sort_by("item_index")
+        solved.unpersist()
     a, b, n = (table[c].to_numpy().astype(float) for c in ("a", "b", "n_models"))
     return fit, Bank(a, b, n, quantiles(fit.theta)), seconds
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
+from cbmm_spark.arrow_groups import groups
 from cbmm_spark.blocks import ITEM_BLOCK_SCHEMA, part_of_tile
 from cbmm_spark.config import RescoreConfig, SolverConfig
 from cbmm_spark.errors import InputError, NotConvergedError
@@ -124,8 +125,8 @@ class FrozenRun:
             members[scale].add(benchmark)
         known = {each.name for each in dataclasses.fields(SolverConfig)}
         solver = {k: v for k, v in json.loads(run["config"]).get("solver", {}).items() if k in known}
-        groups = {name: frozenset(group) for name, group in members.items()}
-        return cls(run_id, run["scored_on"], SolverConfig(**solver), rows, groups)
+        benchmarks = {name: frozenset(group) for name, group in members.items()}
+        return cls(run_id, run["scored_on"], SolverConfig(**solver), rows, benchmarks)
 
     def gauge(self, scale: str) -> Gauge:
         """From the gauge of the fit to the published scale."""
@@ -429,7 +430,7 @@ def _banks(warehouse: Warehouse, run: FrozenRun, items: DataFrame) -> dict[str, 
         .sort_by([("scale", "ascending"), ("benchmark", "ascending"), ("item_index", "ascending")])
     )
     banks: dict[str, dict[str, FrozenItems]] = {name: {} for name in run.rows}
-    for (scale, benchmark), part in _groups(rows, "scale", "benchmark"):
+    for (scale, benchmark), part in groups(rows, "scale", "benchmark"):
         index = part["item_index"].to_numpy() - 1
         a, b = (part[column].to_numpy() / run.solver.sigma for column in ("discrimination", "easiness"))
         size = int(index.max()) + 1
@@ -438,17 +439,6 @@ def _banks(warehouse: Warehouse, run: FrozenRun, items: DataFrame) -> dict[str, 
         bank.component[index] = part["component"].fill_null(1).to_numpy()
         banks[scale][benchmark] = bank
     return banks
-
-
-def _groups(table: pa.Table, *keys: str) -> Iterator[tuple[tuple[str, ...], pa.Table]]:
-    """Return the parts of a sorted table with equal keys."""
-    if table.num_rows == 0:
-        return
-    codes = [table[key].combine_chunks().dictionary_encode() for key in keys]
-    numbers = np.stack([code.indices.to_numpy() for code in codes])
-    starts = np.flatnonzero(np.concatenate([[True], (np.diff(numbers, axis=1) != 0).any(axis=0)]))
-    for start, end in zip(starts.tolist(), [*starts[1:].tolist(), table.num_rows], strict=True):
-        yield tuple(table[key][start].as_py() for key in keys), table.slice(start, end - start)
 
 
 def _earlier_abilities(
@@ -465,7 +455,7 @@ def _earlier_abilities(
         .sort_by([("scale", "ascending"), ("model_index", "ascending")])
     )
     found = {}
-    for (scale,), part in _groups(rows, "scale"):
+    for (scale,), part in groups(rows, "scale"):
         ability = part["ability"].to_numpy()
         found[scale] = (
             part["model_index"].to_numpy().astype(np.int64),
@@ -486,7 +476,7 @@ def _present(spark: SparkSession, run: FrozenRun, model_benchmarks: DataFrame) -
         .toArrow()
         .sort_by([("scale", "ascending"), ("model_index", "ascending")])
     )
-    return {scale: part["model_index"].to_numpy().astype(np.int64) for (scale,), part in _groups(rows, "scale")}
+    return {scale: part["model_index"].to_numpy().astype(np.int64) for (scale,), part in groups(rows, "scale")}
 
 
 # ------------------------------------------------------------------------------------------------ what is written
@@ -528,7 +518,7 @@ def _ranked(rows: DataFrame) -> DataFrame:
         .sort_by([("scale", "ascending"), ("model_id", "ascending")])
     )
     parts = []
-    for _, part in _groups(table, "scale"):
+    for _, part in groups(table, "scale"):
         component = part["component"].to_numpy().astype(np.int64)
         ranks = {
             name: pa.array(ranks_within(component, part[column].to_numpy()).astype(np.int32))

@@ -8,15 +8,17 @@ has the equations, docs/decisions/0042-linking.md the reasons.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
+from cbmm_spark.arrow_groups import groups
 from cbmm_spark.config import LinkingConfig, RescoreConfig
 from cbmm_spark.errors import GateError, InputError
 from cbmm_spark.fit import job_description
@@ -99,7 +101,8 @@ def link_scales(
     fits, scales
         The fits and the scales they are shown as.
     solved
-        The fits' items (`results.solve_items`); read once, or twice where a reference has too few of them.
+        The fits' items (`results.solve_items`), computed and persisted: read once, or twice where a reference has too
+        few of them.
     items
         The `items` table.
     linking, rescore
@@ -276,7 +279,8 @@ class _Reader:
         found = dict.fromkeys(wanted, _NOTHING)
         if not there:
             return found
-        with job_description(self.warehouse.spark, "cbmm-spark: read the items of earlier runs to link to"):
+        description = "cbmm-spark: read the items of earlier runs to link to"
+        with job_description(self.warehouse.spark, description), _usual_batches(self.warehouse.spark):
             rows = self._items(there)
             distributions = self._abilities(there)
         for name, table in rows.items():
@@ -306,10 +310,7 @@ class _Reader:
         )
         joined = then.join(tonight, ["scale", "benchmark", "item_index"], "left").toArrow()
         table = joined.sort_by([(key, "ascending") for key in ("scale", "benchmark", "item_index")])
-        scale = table["scale"].to_numpy()
-        starts = np.flatnonzero(np.concatenate([[True], scale[1:] != scale[:-1]])) if scale.size else np.zeros(0, int)
-        ends = np.append(starts[1:], scale.size)
-        return {scale[i]: table.slice(i, j - i) for i, j in zip(starts.tolist(), ends.tolist(), strict=True)}
+        return {scale: part for (scale,), part in groups(table, "scale")}
 
     def _abilities(self, wanted: Mapping[str, str]) -> dict[str, F64]:
         """The distribution of ability in the earlier runs as quantiles, by scale: of models of status ok, if any."""
@@ -349,6 +350,19 @@ class _Reader:
             link = link_items(old, new, self.linking.method, least)
         numbers = kept["item_index"].to_numpy().astype(np.int64)
         return _Common(link, usable, int(both.size), kept["benchmark"].combine_chunks(), numbers)
+
+
+@contextmanager
+def _usual_batches(spark: SparkSession) -> Iterator[None]:
+    """Collect rows in batches of the usual size: a fit has set a few, of blocks of megabytes."""
+    key = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(key, None)
+    spark.conf.unset(key)
+    try:
+        yield
+    finally:
+        if before is not None:
+            spark.conf.set(key, before)
 
 
 def _floats(table: pa.Table, column: str) -> F64:

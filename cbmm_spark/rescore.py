@@ -316,6 +316,8 @@ def _write_items(
     spark, sigma = warehouse.spark, config.solver.sigma
     solved = solve_items(blocks, fits, config.rescore).persist(StorageLevel.MEMORY_AND_DISK)
     try:
+        with job_description(spark, f"cbmm-spark {key.run_id}: solve the items at the final abilities"):
+            solved.count()
         links, complaints = link_scales(
             warehouse, key.run_id, key.scored_on, fits, scales, solved, inputs.items, config.linking, config.rescore,
             sigma, listener.event,

@@ -14,18 +14,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from scipy.optimize import brentq
 
-from cbmm_spark.config import Config, LinkingConfig, PackConfig, RescoreConfig, ScalesConfig, SolverConfig
+from cbmm_spark.config import Config, LinkingConfig, PackConfig, RescoreConfig, SolverConfig
 from cbmm_spark.errors import GateError, InputError
-from cbmm_spark.linking import EarlierRun, Origin, earlier_runs, reference_runs
+from cbmm_spark.kernels.dense import fit_blocks
+from cbmm_spark.linking import EarlierRun, Origin, earlier_runs, link_scales, reference_runs
 from cbmm_spark.publish import last_published
+from cbmm_spark.published_scale import on_published_scale
 from cbmm_spark.rescore import RescoreReport, rescore
+from cbmm_spark.scales import Scales
 from cbmm_spark.tables import SPECS, Warehouse
+from tests.kernels.layouts import blocks_of
 from tests.spark.helpers import DAY, Heard, Matrix, store
 from tests.spark.table_samples import frame, full_row
 
-CONFIG = Config(
-    pack=PackConfig(items_per_block=32), solver=SolverConfig(partitions=2), scales=ScalesConfig(per_benchmark=True)
-)
+CONFIG = Config(pack=PackConfig(items_per_block=32), solver=SolverConfig(partitions=2))
 OLD, TRACKED, CHANGED = 80, 10, np.array([3, 40])
 SIZES = {"x": 90, "y": 50}
 
@@ -307,7 +309,6 @@ def test_only_new_models_are_scored_and_unknown_items_skipped(two: Nights, tmp_p
     nights = two.copy(tmp_path)
     before = two.reports[1]
     parts = {}
-    extra = np.zeros((4, 0))
     for benchmark, (n, k, _) in WORLD.night(100, True).items():
         size = SIZES[benchmark] + 2  # two items that the run does not know
         attempts, successes, null = (np.zeros((104, size)) for _ in range(3))
@@ -319,7 +320,6 @@ def test_only_new_models_are_scored_and_unknown_items_skipped(two: Nights, tmp_p
             attempts[101] = successes[101] = 0.0
             null[103, 5] = 1.0
         parts[benchmark] = Matrix(attempts, successes, null)
-    assert extra.size == 0
     store(nights.warehouse, parts)
     heard = Heard()
     report = rescore(
@@ -381,12 +381,23 @@ def test_items_from_no_run(two: Nights, tmp_path: Path) -> None:
     assert [tuple(r) for r in nights.warehouse.read("runs").collect()] == before
 
 
-def test_off_standardises_every_night(two: Nights, tmp_path: Path) -> None:
-    nights = two.copy(tmp_path)
-    off = replace(CONFIG, linking=LinkingConfig(method="off"), scales=ScalesConfig(per_benchmark=False))
-    report = nights.run(2, replace(off, rescore=RescoreConfig(few_items=0)))
-    ability = np.array([r["ability"] for r in nights.abilities(report).values() if r["status"] == "ok"])
-    assert ability.mean() == pytest.approx(0.0, abs=1e-9)
-    assert ability.std() == pytest.approx(1.0, abs=1e-9)
-    (row,) = nights.scales(report).values()
-    assert (row["reference_run_id"], row["n_anchors"]) == (None, None)
+def test_off_standardises_every_night_and_reads_nothing() -> None:
+    n, k, _ = WORLD.night(60, False)["x"]
+    fits = fit_blocks(blocks_of(n, k), {"b": frozenset("b")}, 60)
+    scales = Scales({"b": frozenset("b"), "overall": frozenset("b")}, {"b": "b", "overall": "b"})
+    nothing: Any = None
+    off = LinkingConfig(method="off")
+    rescored = RescoreConfig()
+    heard = Heard()
+    links, complaints = link_scales(
+        nothing, "run", DAY, fits, scales, nothing, nothing, off, rescored, 1.0, heard.event
+    )
+    assert complaints == []
+    assert set(links) == {"b", "overall"}
+    for link in links.values():
+        shown = on_published_scale(fits["b"], rescored, link.gauge)
+        ok = shown.status == "ok"
+        assert shown.ability[ok].mean() == pytest.approx(0.0, abs=1e-9)
+        assert shown.ability[ok].std() == pytest.approx(1.0, abs=1e-9)
+        assert (link.slope, link.intercept) == (1.0, 0.0)
+        assert (link.reference_run_id, link.n_anchors) == (None, None)
