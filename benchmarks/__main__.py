@@ -10,7 +10,20 @@ import sys
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
-from benchmarks import billion, exactness, growth, ingest, kernel, paper_suite, real, recovery, rivals, stages  # noqa: E402
+from benchmarks import (  # noqa: E402
+    billion,
+    exactness,
+    frozen,
+    growth,
+    ingest,
+    kernel,
+    linking,
+    paper_suite,
+    real,
+    recovery,
+    rivals,
+    stages,
+)
 
 BENCHMARKS = {
     "kernel": (kernel.run, "nanoseconds per cell and iteration against unpacking and one float32 product"),
@@ -22,6 +35,8 @@ BENCHMARKS = {
     "stages": (stages.run, "Spark: seconds per iteration against an empty mapInArrow job; 200 iterations"),
     "paper_suite": (paper_suite.run, "Spark: the paper's largest suite, 2,211 models x 12,032 items"),
     "growth": (growth.run, "growth with models, items, observed share, scales and cores"),
+    "linking": (linking.run, "drift of unchanged models over nine nights, unlinked and linked; drifting items"),
+    "frozen": (frozen.run, "Spark: 50 new models scored against 12,032 fixed items, against a full refit"),
     "billion": (billion.run, "Spark: 10,000 x 100,000 from stored blocks"),
 }
 DEFAULT = ("kernel", "rivals", "exactness", "real", "stages", "paper_suite")

@@ -232,6 +232,61 @@ def join_tiles(tiles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def part_of_tile(tile: Mapping[str, Any], wanted: NDArray[np.int64]) -> dict[str, Any] | None:
+    """Return the answers of some models in one tile as an item block; None where none of them answered anything.
+
+    Parameters
+    ----------
+    tile
+        Row of `response_blocks`.
+    wanted
+        Positions (model number - 1) of the models, increasing.
+
+    Returns
+    -------
+    dict
+        One row of `ITEM_BLOCK_SCHEMA`.
+    """
+    first, width = int(tile["model_start"]) - 1, int(tile["n_models"])
+    mine = wanted[(wanted >= first) & (wanted < first + width)] - first
+    if mine.size == 0:
+        return None
+    if mine.size < width:
+        tile = {**tile, **_narrowed(tile, mine)}
+    block = join_tiles([tile])
+    if mine.size < width:
+        columns = np.frombuffer(block["models"], dtype="<i4").astype(np.int64) - first
+        block["models"] = (mine[columns] + first).astype("<i4").tobytes()
+    return block if block["models"] else None
+
+
+def _narrowed(tile: Mapping[str, Any], columns: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the fields of a tile that change when only some of its columns are kept."""
+    n_items, width = int(tile["n_items"]), int(tile["n_models"])
+    cells = decode(tile["encoding"], tile["attempted"], tile["solved"], n_items, width)
+    if isinstance(cells, BitCells):
+        span = slice(int(columns[0]) // 8, int(columns[-1]) // 8 + 1)  # only the bytes in between are unpacked
+        kept = columns - 8 * span.start
+        everything = np.full_like(cells.solved, 255) if cells.attempted is None else cells.attempted
+        attempted, solved = (
+            np.packbits(np.unpackbits(plane[:, span], axis=1, bitorder="little")[:, kept], axis=1, bitorder="little")
+            for plane in (everything, cells.solved)
+        )
+        packed = encode_bits(attempted, solved, columns.size, 0.0)
+    else:
+        item, model, n, k = cell_list(cells)
+        place = np.searchsorted(columns, model)
+        mine = columns[np.minimum(place, columns.size - 1)] == model
+        sparse = 1.0 if isinstance(cells, SparseCells) else 0.0
+        packed = encode_cells(item[mine], place[mine], n[mine], k[mine], n_items, columns.size, sparse)
+    return {
+        "n_models": columns.size,
+        "encoding": packed.encoding,
+        "attempted": packed.attempted,
+        "solved": packed.solved,
+    }
+
+
 def _join_bits(tiles: Sequence[Mapping[str, Any]], n_items: int) -> tuple[NDArray[np.int64], Packed]:
     models, attempted, solved = [], [], []
     for tile in tiles:

@@ -195,6 +195,14 @@ def _add_rescore(commands: Any) -> None:
     )
     parser.add_argument("--as-of", type=_date, metavar="DATE", help="scored_on, YYYY-MM-DD (default: today in UTC)")
     parser.add_argument(
+        "--items-from",
+        metavar="RUN_ID",
+        help="fit nothing: score models against the item parameters of this published run",
+    )
+    parser.add_argument(
+        "--only-new", action="store_true", help="with --items-from: models that the run scored keep their abilities"
+    )
+    parser.add_argument(
         "--truth",
         type=Path,
         metavar="FOLDER",
@@ -318,6 +326,8 @@ def _resubmit(
 
 def _rescore(given: argparse.Namespace) -> int:
     config = _config(given)
+    if given.only_new and given.items_from is None:
+        raise ConfigError("--only-new needs --items-from RUN_ID: the run whose items the new models are scored against")
     preflight.check_writable(config.warehouse)
     check_warehouse(config.warehouse)
     truth = _truth(given.truth)
@@ -326,7 +336,7 @@ def _rescore(given: argparse.Namespace) -> int:
         from cbmm_spark.tables import Warehouse
 
         warehouse = Warehouse(spark, _root(config))
-        report = rescore(spark, warehouse, config, given.as_of, progress)
+        report = rescore(spark, warehouse, config, given.as_of, progress, given.items_from, given.only_new)
         _show(progress, warehouse, config, report, truth)
     return report.exit_code
 

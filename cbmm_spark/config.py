@@ -192,6 +192,15 @@ class RescoreConfig:
 
 
 @dataclass(frozen=True)
+class LinkingConfig:
+    """How the scales of a run are put on those of earlier runs; see docs/linking.md."""
+
+    method: Literal["stocking-lord", "mean-sigma", "off"] = "stocking-lord"
+    min_anchors: int = _within(20, 1)
+    reference: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class SimulateConfig:
     """The leaderboard history that `simulate` draws."""
 
@@ -231,6 +240,7 @@ class Config:
     scales: ScalesConfig = field(default_factory=ScalesConfig)
     solver: SolverConfig = field(default_factory=SolverConfig)
     rescore: RescoreConfig = field(default_factory=RescoreConfig)
+    linking: LinkingConfig = field(default_factory=LinkingConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
     spark: SparkConfig = field(default_factory=SparkConfig)
 
@@ -345,7 +355,7 @@ def _override(config: Config, text: str) -> Config:
 
 
 _FREE_TABLES = (
-    *(("spark", "conf"), ("scales", "groups")),
+    *(("spark", "conf"), ("scales", "groups"), ("linking", "reference")),
     *(("ingest", name) for name in ("metrics", "filters", "full_score", "status", "flags", "models", "benchmarks")),
 )
 """Tables whose keys are names of the user's."""

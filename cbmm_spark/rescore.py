@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
@@ -18,15 +19,25 @@ from cbmm_spark.checkpoint import AbilitySaver
 from cbmm_spark.config import Config, SolverConfig
 from cbmm_spark.errors import CbmmError, InputError, NotConvergedError
 from cbmm_spark.fit import SparkBlocks, job_description
+from cbmm_spark.frozen import (
+    FrozenRun,
+    frozen_abilities,
+    frozen_items,
+    frozen_scales,
+    frozen_state,
+    score_frozen,
+)
 from cbmm_spark.kernels.components import component_numbers
 from cbmm_spark.kernels.dense import Penalty
 from cbmm_spark.kernels.loop import IterationRecord, LoopOptions, ScaleFit, alternate, start_scale
 from cbmm_spark.kernels.model import F64
 from cbmm_spark.kernels.paper import PaperFit, PaperTask, run_paper
 from cbmm_spark.kernels.stage import Counts, ScaleTask
+from cbmm_spark.linking import gate, link_scales
 from cbmm_spark.pack import model_benchmarks, n_models, pack, tiles_of
 from cbmm_spark.publish import finish_run, publish, start_run, write_results
-from cbmm_spark.results import RunKey, ability_rows, item_rows, iteration_rows, scale_rows
+from cbmm_spark.published_scale import ScaleLink
+from cbmm_spark.results import RunKey, ability_rows, item_rows, iteration_rows, scale_rows, solve_items
 from cbmm_spark.scale_flags import scale_flags
 from cbmm_spark.scales import Scales, choose_scales
 from cbmm_spark.tables import Warehouse
@@ -96,9 +107,17 @@ class RescoreReport:
 
 
 def rescore(
-    spark: SparkSession, warehouse: Warehouse, config: Config, as_of: dt.date | None, listener: Listener
+    spark: SparkSession,
+    warehouse: Warehouse,
+    config: Config,
+    as_of: dt.date | None,
+    listener: Listener,
+    items_from: str | None = None,
+    only_new: bool = False,
 ) -> RescoreReport:
     """Fit all scales to the responses and publish abilities and item parameters of one day.
+
+    With `items_from` nothing is fitted: models are scored against the items of that run.
 
     Parameters
     ----------
@@ -112,6 +131,10 @@ def rescore(
         The day scored; responses evaluated after it are left out. Today (UTC), with all responses, if not given.
     listener
         Told of every iteration and step.
+    items_from
+        Published run whose item parameters are kept fixed.
+    only_new
+        With `items_from`: models that have an ability in that run keep it as it is.
 
     Returns
     -------
@@ -120,21 +143,27 @@ def rescore(
     Raises
     ------
     InputError
-        There is nothing to fit.
+        There is nothing to fit, or no published run `items_from`.
     NotConvergedError
         A scale did not converge; nothing was published and the last published results stay visible.
+    GateError
+        A scale has too few items in common with earlier runs; likewise.
     ConflictError
         Another run holds the tables.
     """
     clock = _Clock()
     started_at = dt.datetime.now(dt.UTC)
     key = RunKey(f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}", as_of or started_at.date())
+    frozen = None if items_from is None else FrozenRun.read(warehouse, items_from)
     with job_description(spark, f"cbmm-spark {key.run_id}: pack responses"):
         inputs = _inputs(spark, warehouse, config, as_of, listener)
     clock.lap("pack")
     start_run(warehouse, key.run_id, key.scored_on, config.as_json(), inputs.responses_version, started_at)
     try:
-        report = _fit_and_write(spark, warehouse, config, inputs, key, listener, clock)
+        if frozen is None:
+            report = _fit_and_write(spark, warehouse, config, inputs, key, listener, clock)
+        else:
+            report = _score_and_write(warehouse, config, inputs, frozen, only_new, key, listener, clock)
     except NotConvergedError as error:
         finish_run(warehouse, key.run_id, "not_converged", str(error))
         raise
@@ -194,16 +223,14 @@ def _fit_and_write(
             facts = scale_rows(spark, fits, scales, config.rescore, None, key)
             write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
             raise NotConvergedError(_not_converged(fits, unconverged, config.solver.max_iterations))
-        items = item_rows(blocks, fits, scales, inputs.items, config.rescore, config.solver.sigma, key)
-        with job_description(spark, f"cbmm-spark {key.run_id}: write item parameters"):
-            write_results(warehouse, "item_parameters", items, key.run_id, key.scored_on)
-    abilities = ability_rows(spark, fits, scales, inputs.model_benchmarks, config.rescore, key)
+        links = _write_items(warehouse, config, blocks, fits, scales, inputs, key, listener, clock)
+    abilities = ability_rows(spark, fits, scales, inputs.model_benchmarks, config.rescore, key, links)
     with job_description(spark, f"cbmm-spark {key.run_id}: write abilities"):
         write_results(warehouse, "abilities", abilities, key.run_id, key.scored_on)
         written = warehouse.read("item_parameters").where(
             (F.col("scored_on") == F.lit(key.scored_on)) & (F.col("run_id") == key.run_id)
         )
-        facts = scale_rows(spark, fits, scales, config.rescore, written, key)
+        facts = scale_rows(spark, fits, scales, config.rescore, written, key, links)
         write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
     clock.lap("write")
     flags = [flag for name, source in scales.fitted.items() for flag in scale_flags(name, fits[source], config.rescore)]
@@ -218,6 +245,91 @@ def _fit_and_write(
         clock.laps,
         warnings,
     )
+
+
+def _score_and_write(
+    warehouse: Warehouse,
+    config: Config,
+    inputs: Inputs,
+    run: FrozenRun,
+    only_new: bool,
+    key: RunKey,
+    listener: Listener,
+    clock: _Clock,
+) -> RescoreReport:
+    """Score models against the items of a run, and write a whole night of results."""
+    spark, penalty = warehouse.spark, penalty_of(run.solver)
+    scored = score_frozen(
+        warehouse, run, inputs.tiles, inputs.model_benchmarks, inputs.items, penalty, config.solver, only_new,
+        listener.event,
+    )  # fmt: skip
+    clock.lap("score")
+    with job_description(spark, f"cbmm-spark {key.run_id}: write what was scored against {run.run_id}"):
+        members = inputs.model_benchmarks
+        results = {
+            "item_parameters": frozen_items(warehouse, run, key),
+            "abilities": frozen_abilities(warehouse, run, scored, members, config.rescore, only_new, key),
+            "run_scales": frozen_scales(spark, run, scored, only_new, key),
+            "run_abilities": frozen_state(spark, scored, key),
+        }
+        for name, rows in results.items():
+            write_results(warehouse, name, rows, key.run_id, key.scored_on)
+    clock.lap("write")
+    unknown = {name: fit.unknown for name, fit in scored.fits.items() if fit.unknown}
+    warnings = tuple(
+        f"scale {name!r}: {count:,} answers to items that run {run.run_id} does not know were skipped"
+        for name, count in unknown.items()
+    )
+    for warning in warnings:
+        listener.event("warning", message=warning)
+    return RescoreReport(
+        key.run_id,
+        key.scored_on,
+        {name: _facts(fit) | {"models": scored.n_models(name)} for name, fit in scored.fits.items()},
+        {name: warehouse.location(name) for name in (*RESULT_TABLES, *LATEST_TABLES)},
+        clock.laps,
+        warnings,
+    )
+
+
+def _write_items(
+    warehouse: Warehouse,
+    config: Config,
+    blocks: SparkBlocks,
+    fits: Mapping[str, ScaleFit],
+    scales: Scales,
+    inputs: Inputs,
+    key: RunKey,
+    listener: Listener,
+    clock: _Clock,
+) -> dict[str, ScaleLink]:
+    """Solve the items, link the scales by them, and write them on the scales they are published on.
+
+    Raises
+    ------
+    GateError
+        A scale cannot be linked; how far it got stands in `run_scales`.
+    """
+    spark, sigma = warehouse.spark, config.solver.sigma
+    solved = solve_items(blocks, fits, config.rescore).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        with job_description(spark, f"cbmm-spark {key.run_id}: solve the items at the final abilities"):
+            solved.count()
+        links, complaints = link_scales(
+            warehouse, key.run_id, key.scored_on, fits, scales, solved, inputs.items, config.linking, config.rescore,
+            sigma, listener.event,
+        )  # fmt: skip
+        if complaints:
+            facts = scale_rows(spark, fits, scales, config.rescore, None, key, links)
+            write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
+            gate(complaints)
+        clock.lap("link")
+        rows = item_rows(blocks, fits, scales, inputs.items, config.rescore, sigma, key, links, solved)
+        with job_description(spark, f"cbmm-spark {key.run_id}: write item parameters"):
+            write_results(warehouse, "item_parameters", rows, key.run_id, key.scored_on)
+    finally:
+        solved.unpersist()
+    return links
 
 
 def _not_converged(fits: Mapping[str, ScaleFit], unconverged: Sequence[str], iterations: int) -> str:

@@ -19,7 +19,7 @@ from cbmm_spark.fit import SparkBlocks
 from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.components import first_observers
 from cbmm_spark.kernels.loop import IterationRecord, ScaleFit
-from cbmm_spark.kernels.model import F64, Gauge, standard_gauge
+from cbmm_spark.kernels.model import F64, Gauge
 from cbmm_spark.kernels.passes import (
     ExactResult,
     ScaleView,
@@ -30,40 +30,37 @@ from cbmm_spark.kernels.passes import (
 )
 from cbmm_spark.kernels.stage import ScaleTask
 from cbmm_spark.kernels.statistics import (
-    ability_errors,
     accuracy_loss,
     constant_easiness,
-    item_errors,
+    item_variances,
     ranks_within,
     spearman,
     wilson,
 )
+from cbmm_spark.published_scale import ScaleLink, on_published_scale
 from cbmm_spark.scale_flags import scale_flags
 from cbmm_spark.scales import Scales
 from cbmm_spark.tables import SPECS
 
-ITEM_COLUMNS = pa.schema(
+SOLVED_SCHEMA = pa.schema(
     [
-        ("scale", pa.string()),
+        ("fit", pa.string()),
         ("benchmark", pa.string()),
         ("item_index", pa.int32()),
-        ("discrimination", pa.float64()),
-        ("easiness", pa.float64()),
-        ("difficulty", pa.float64()),
-        ("discrimination_se", pa.float64()),
-        ("easiness_se", pa.float64()),
+        ("a", pa.float64()),
+        ("b", pa.float64()),
+        ("var_a", pa.float64()),
+        ("cov", pa.float64()),
+        ("var_b", pa.float64()),
         ("n_models", pa.int32()),
         ("accuracy", pa.float64()),
-        ("information", pa.float64()),
-        ("max_information", pa.float64()),
         ("component", pa.int32()),
         ("flag_reasons", pa.string()),
     ]
 )
-ITEM_DDL = (
-    "scale string, benchmark string, item_index int, discrimination double, easiness double, difficulty double, "
-    "discrimination_se double, easiness_se double, n_models int, accuracy double, information double, "
-    "max_information double, component int, flag_reasons string"
+SOLVED_DDL = (
+    "fit string, benchmark string, item_index int, a double, b double, var_a double, cov double, var_b double, "
+    "n_models int, accuracy double, component int, flag_reasons string"
 )
 ESTIMATES_DDL = (
     "scale string, model_index int, ability double, ability_se double, ability_lower double, ability_upper double, "
@@ -84,39 +81,6 @@ class RunKey:
         return df.withColumn("run_id", F.lit(self.run_id)).withColumn("scored_on", F.lit(self.scored_on))
 
 
-@dataclass(frozen=True)
-class Published:
-    """A fit on its published scale: standardised over the models whose ability can be read.
-
-    Attributes
-    ----------
-    gauge
-        From the fit's scale to the published one.
-    ability, error
-        On the published scale, shape (N,).
-    status
-        Of every model, shape (N,).
-    """
-
-    gauge: Gauge
-    ability: F64
-    error: F64
-    status: NDArray[np.str_]
-
-
-def on_published_scale(fit: ScaleFit, config: RescoreConfig) -> Published:
-    """Standardise a fit: mean 0, sd 1 over models of status ``ok``; over all where fewer than two are."""
-    counts = fit.counts
-    status = np.full(fit.theta.size, "ok", dtype="<U12")
-    status[counts.items < config.few_items] = "few_items"
-    status[counts.successes <= 0.0] = "all_wrong"
-    status[counts.successes >= counts.attempts] = "all_correct"
-    reference = fit.theta[status == "ok"]
-    gauge = standard_gauge(reference if reference.size > 1 else fit.theta)
-    error = ability_errors(fit.information, fit.ridge.ability) / gauge.stretch
-    return Published(gauge, gauge.abilities(fit.theta), error, status)
-
-
 # ------------------------------------------------------------------------------------------------ abilities
 def ability_rows(
     spark: SparkSession,
@@ -125,6 +89,7 @@ def ability_rows(
     model_benchmarks: DataFrame,
     config: RescoreConfig,
     key: RunKey,
+    links: Mapping[str, ScaleLink] | None = None,
 ) -> DataFrame:
     """Return the rows of `abilities`: every model that has a row in the scale's benchmarks, answered or not.
 
@@ -142,8 +107,13 @@ def ability_rows(
         Level, thresholds.
     key
         Run.
+    links
+        By scale, how it is published; standardised where not given.
     """
-    estimates = pa.concat_tables([_estimates(name, fits[source], config) for name, source in scales.fitted.items()])
+    gauges = _gauges(fits, scales, config, links)
+    estimates = pa.concat_tables(
+        [_estimates(name, fits[source], config, gauges[name]) for name, source in scales.fitted.items()]
+    )
     members = _members(spark, scales)
     models = (
         model_benchmarks.join(F.broadcast(members), "benchmark")
@@ -165,14 +135,23 @@ def ability_rows(
     return _complete(key.onto(full), "abilities")
 
 
+def _gauges(
+    fits: Mapping[str, ScaleFit], scales: Scales, config: RescoreConfig, links: Mapping[str, ScaleLink] | None
+) -> dict[str, Gauge]:
+    """Return the change from fit to published scale by scale name."""
+    if links is not None:
+        return {name: links[name].gauge for name in scales.fitted}
+    return {name: on_published_scale(fits[source], config).gauge for name, source in scales.fitted.items()}
+
+
 def _members(spark: SparkSession, scales: Scales) -> DataFrame:
     """Return which benchmarks each scale holds; small."""
     pairs = [(name, benchmark) for name, group in scales.benchmarks.items() for benchmark in sorted(group)]
     return spark.createDataFrame(pairs, "scale string, benchmark string")
 
 
-def _estimates(name: str, fit: ScaleFit, config: RescoreConfig) -> pa.Table:
-    counts, shown = fit.counts, on_published_scale(fit, config)
+def _estimates(name: str, fit: ScaleFit, config: RescoreConfig, gauge: Gauge) -> pa.Table:
+    counts, shown = fit.counts, on_published_scale(fit, config, gauge)
     half = float(norm.ppf(0.5 + config.level / 2.0)) * shown.error
     accuracy = counts.successes / counts.attempts
     lower, upper = wilson(counts.successes, counts.attempts, config.level)
@@ -203,6 +182,41 @@ def finite(values: F64) -> pa.Array:
 
 
 # ------------------------------------------------------------------------------------------------ items
+def solve_items(blocks: SparkBlocks, fits: Mapping[str, ScaleFit], config: RescoreConfig) -> DataFrame:
+    """Return every fit's items at its final abilities, on the fit's scale and divided by sigma (`SOLVED_DDL`).
+
+    Computed on the executors, once for all scales that show a fit; who uses the frame twice persists it.
+
+    Parameters
+    ----------
+    blocks
+        The cached blocks.
+    fits
+        By fitted scale.
+    config
+        Thresholds.
+    """
+    parts = [
+        (
+            ScaleTask(name, fit.benchmarks, fit.models, fit.theta, fit.nodes, fit.ridge, "late", fit.items),
+            fit.components,
+        )
+        for name, fit in fits.items()
+    ]
+    few = config.few_responses
+
+    def rows(block: Block, row: Mapping[str, Any]) -> pa.RecordBatch:
+        start = int(row["item_start"])
+        made = [
+            _item_batch(block, start, task, components, few)
+            for task, components in parts
+            if block.benchmark in task.benchmarks
+        ]
+        return pa.Table.from_batches(made, SOLVED_SCHEMA).combine_chunks().to_batches()[0] if made else _no_items()
+
+    return blocks.map_blocks(rows, SOLVED_DDL)
+
+
 def item_rows(
     blocks: SparkBlocks,
     fits: Mapping[str, ScaleFit],
@@ -211,8 +225,10 @@ def item_rows(
     config: RescoreConfig,
     sigma: float,
     key: RunKey,
+    links: Mapping[str, ScaleLink] | None = None,
+    solved: DataFrame | None = None,
 ) -> DataFrame:
-    """Return the rows of `item_parameters`, computed on the executors from the final abilities.
+    """Return the rows of `item_parameters`: every item of the scales' benchmarks, answered or not.
 
     Parameters
     ----------
@@ -228,38 +244,80 @@ def item_rows(
         Temperature.
     key
         Run.
+    links
+        By scale, how it is published; standardised where not given.
+    solved
+        From `solve_items`, where it was computed before.
     """
-    parts = [
-        (
-            ScaleTask(name, fit.benchmarks, fit.models, fit.theta, fit.nodes, fit.ridge, "late", fit.items),
-            on_published_scale(fit, config).gauge,
-            fit.components,
-            tuple(scales.shown_by(name)),
-        )
-        for name, fit in fits.items()
-    ]
-    few = config.few_responses
-
-    def rows(block: Block, row: Mapping[str, Any]) -> pa.RecordBatch:
-        start = int(row["item_start"])
-        made = [
-            _item_batch(block, start, task, gauge, components, sigma, few, names)
-            for task, gauge, components, names in parts
-            if block.benchmark in task.benchmarks
-        ]
-        return pa.Table.from_batches(made, ITEM_COLUMNS).combine_chunks().to_batches()[0] if made else _no_items()
-
-    computed = blocks.map_blocks(rows, ITEM_DDL)
-    members = _members(items.sparkSession, scales)
+    spark = items.sparkSession
+    gauges = _gauges(fits, scales, config, links)
+    shown_as = spark.createDataFrame(
+        [(source, name, gauges[name].shift, gauges[name].stretch) for name, source in scales.fitted.items()],
+        "fit string, scale string, shift double, stretch double",
+    )
+    computed = on_scale(solve_items(blocks, fits, config) if solved is None else solved, shown_as, sigma)
+    members = _members(spark, scales)
     named = items.select("benchmark", "item_index", "item_id").join(F.broadcast(members), "benchmark")
     joined = named.join(computed, ["scale", "benchmark", "item_index"], "left")
-    flagged = joined.withColumns(
-        {
-            "n_models": F.coalesce("n_models", F.lit(0)),
-            "flag_reasons": F.coalesce("flag_reasons", _when_few(F.col("n_models").isNull(), few)),
-        }
-    ).withColumn("is_flagged", F.col("flag_reasons").isNotNull())
+    few = config.few_responses
+    reasons = F.coalesce("flag_reasons", _when_few(F.col("n_models").isNull(), few))
+    drifted = _drifted(spark, links or {})
+    if drifted is not None:
+        joined = joined.join(F.broadcast(drifted), ["scale", "benchmark", "item_index"], "left")
+        reasons = F.nullif(F.concat_ws(";", reasons, F.when(F.col("has_drifted"), F.lit("drifted"))), F.lit(""))
+    flagged = joined.withColumns({"n_models": F.coalesce("n_models", F.lit(0)), "flag_reasons": reasons}).withColumn(
+        "is_flagged", F.col("flag_reasons").isNotNull()
+    )
     return _complete(key.onto(flagged), "item_parameters")
+
+
+def on_scale(solved: DataFrame, shown_as: DataFrame, sigma: float) -> DataFrame:
+    """Return solved items with parameters, errors and information on the published scales.
+
+    Parameters
+    ----------
+    solved
+        From `solve_items`.
+    shown_as
+        The published scales of each fit: fit, scale, and the gauge's shift and stretch. Small.
+    sigma
+        Temperature.
+    """
+    a, b, m, c = F.col("a"), F.col("b"), F.col("shift"), F.col("stretch")
+    moved = F.col("var_b") + 2.0 * m * F.col("cov") + m * m * F.coalesce("var_a", F.lit(0.0))
+    joined = solved.join(F.broadcast(shown_as), "fit").withColumns(
+        {
+            "discrimination": sigma * (a * c),
+            "easiness": sigma * (b + m * a),
+            "discrimination_se": sigma * (c * F.sqrt("var_a")),
+            "easiness_se": sigma * F.sqrt(F.greatest(moved, F.lit(0.0))),
+        }
+    )
+    odds = F.exp(-F.abs(F.col("easiness")) / sigma)
+    square = (F.col("discrimination") / sigma) * (F.col("discrimination") / sigma)
+    return joined.withColumns(
+        {
+            "difficulty": F.when(F.col("discrimination") > 0.0, -F.col("easiness") / F.col("discrimination")),
+            "information": square * (odds / ((1.0 + odds) * (1.0 + odds))),
+            "max_information": 0.25 * square,
+        }
+    )
+
+
+def _drifted(spark: SparkSession, links: Mapping[str, ScaleLink]) -> DataFrame | None:
+    """Return the drifted items of all scales; None where there is none."""
+    parts = [
+        pa.table(
+            {
+                "scale": pa.array([name] * numbers.size, pa.string()),
+                "benchmark": pa.array([benchmark] * numbers.size, pa.string()),
+                "item_index": pa.array(numbers.astype(np.int32)),
+            }
+        )
+        for name, link in links.items()
+        for benchmark, numbers in link.drifted.items()
+    ]
+    return spark.createDataFrame(pa.concat_tables(parts)).withColumn("has_drifted", F.lit(True)) if parts else None
 
 
 def _when_few(nobody: Column, few: int) -> Column:
@@ -268,20 +326,11 @@ def _when_few(nobody: Column, few: int) -> Column:
 
 
 def _no_items() -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=ITEM_COLUMNS)
+    return pa.RecordBatch.from_pylist([], schema=SOLVED_SCHEMA)
 
 
-def _item_batch(
-    block: Block,
-    start: int,
-    task: ScaleTask,
-    gauge: Gauge,
-    components: NDArray[np.int64],
-    sigma: float,
-    few: int,
-    names: Sequence[str],
-) -> pa.RecordBatch:
-    """Solve one block's items at the final abilities and put them on the published scale."""
+def _item_batch(block: Block, start: int, task: ScaleTask, components: NDArray[np.int64], few: int) -> pa.RecordBatch:
+    """Solve one block's items at the final abilities."""
     cells = block.cells
     view = task.view(task.places(block.models))
     exact = _items_at(block, task, view)
@@ -290,23 +339,11 @@ def _item_batch(
     a = np.where(constant, 0.0, exact.a)
     flat = constant_easiness(cells.attempts, cells.successes, task.ridge.easiness)
     b = np.where(a > 0.0, exact.b, flat)
-    errors = item_errors(exact.item_information, a, task.ridge, gauge, sigma)
-    a_shown, b_shown = (sigma * value for value in gauge.items(a, b))
+    var_a, cov, var_b = item_variances(exact.item_information, a, task.ridge)
     seen = cells.observers > 0
-    p = 0.5 * (1.0 + np.tanh(0.5 * b_shown / sigma))
     with np.errstate(divide="ignore", invalid="ignore"):
-        difficulty = np.where(a_shown > 0.0, -b_shown / a_shown, np.nan)
         accuracy = np.where(seen, cells.successes / cells.attempts, np.nan)
-    values = {
-        "discrimination": np.where(seen, a_shown, np.nan),
-        "easiness": np.where(seen, b_shown, np.nan),
-        "difficulty": np.where(seen, difficulty, np.nan),
-        "discrimination_se": np.where(seen, errors.discrimination, np.nan),
-        "easiness_se": np.where(seen, errors.easiness, np.nan),
-        "accuracy": accuracy,
-        "information": np.where(seen, (a_shown / sigma) ** 2 * p * (1.0 - p), np.nan),
-        "max_information": np.where(seen, 0.25 * (a_shown / sigma) ** 2, np.nan),
-    }
+    values = {"a": a, "b": b, "var_a": var_a, "cov": cov, "var_b": var_b, "accuracy": accuracy}
     reasons = {
         "all_correct": seen & (cells.successes >= cells.attempts),
         "all_wrong": seen & (cells.successes <= 0.0),
@@ -316,17 +353,17 @@ def _item_batch(
     first = first_observers(cells)
     place = np.searchsorted(task.models, block.models)
     component = np.where(first >= 0, components[place[np.maximum(first, 0)]], 0).astype(np.int32)
-    n, times = cells.n_items, len(names)
+    n = cells.n_items
     columns: dict[str, pa.Array] = {
-        "scale": pa.array([name for name in names for _ in range(n)], pa.string()),
-        "benchmark": pa.array([block.benchmark] * (n * times), pa.string()),
-        "item_index": pa.array(np.tile(np.arange(start, start + n, dtype=np.int32), times)),
-        "n_models": pa.array(np.tile(cells.observers.astype(np.int32), times)),
-        "component": pa.array(np.tile(component, times), pa.int32(), mask=np.tile(component == 0, times)),
-        "flag_reasons": pa.array(_join_reasons(reasons, n) * times, pa.string()),
+        "fit": pa.array([task.name] * n, pa.string()),
+        "benchmark": pa.array([block.benchmark] * n, pa.string()),
+        "item_index": pa.array(np.arange(start, start + n, dtype=np.int32)),
+        "n_models": pa.array(cells.observers.astype(np.int32)),
+        "component": pa.array(component, pa.int32(), mask=component == 0),
+        "flag_reasons": pa.array(_join_reasons(reasons, n), pa.string()),
     }
-    columns |= {name: finite(np.tile(value, times)) for name, value in values.items()}
-    return pa.RecordBatch.from_pydict({name: columns[name] for name in ITEM_COLUMNS.names}, schema=ITEM_COLUMNS)
+    columns |= {name: finite(np.where(seen, value, np.nan)) for name, value in values.items()}
+    return pa.RecordBatch.from_pydict({name: columns[name] for name in SOLVED_SCHEMA.names}, schema=SOLVED_SCHEMA)
 
 
 def _items_at(block: Block, task: ScaleTask, view: ScaleView) -> ExactResult:
@@ -357,6 +394,7 @@ def scale_rows(
     config: RescoreConfig,
     item_parameters: DataFrame | None,
     key: RunKey,
+    links: Mapping[str, ScaleLink] | None = None,
 ) -> DataFrame:
     """Return the rows of `run_scales`; discriminations are summarised from the item parameters as written, if any."""
     facts = []
@@ -378,6 +416,7 @@ def scale_rows(
                 "node_error": _value(abs(fit.node_error)),
                 "ability_accuracy_spearman": _value(spearman(fit.theta, accuracy)),
                 "flag_reasons": ";".join(flag.reason for flag in scale_flags(name, fit, config)) or None,
+                **_link_facts(None if links is None else links.get(name)),
             }
         )
     if item_parameters is None:
@@ -391,12 +430,28 @@ def scale_rows(
     return _complete(frame.join(summary, "scale", "left").withColumn("run_id", F.lit(key.run_id)), "run_scales")
 
 
+def _link_facts(link: ScaleLink | None) -> dict[str, object]:
+    return {
+        "link_slope": None if link is None else link.slope,
+        "link_intercept": None if link is None else link.intercept,
+        "n_anchors": None if link is None else link.n_anchors,
+        "n_drifted": None if link is None else link.n_drifted,
+        "reference_run_id": None if link is None else link.reference_run_id,
+        "link_run_id": None if link is None else link.link_run_id,
+        "items_from_run_id": None if link is None else link.items_from_run_id,
+        "gauge_shift": None if link is None else link.gauge.shift,
+        "gauge_stretch": None if link is None else link.gauge.stretch,
+    }
+
+
 def _facts_frame(spark: SparkSession, facts: Sequence[Mapping[str, object]]) -> DataFrame:
     return spark.createDataFrame(
         [tuple(fact.values()) for fact in facts],
         "scale string, n_models int, n_items int, n_responses long, iterations int, converged boolean, "
         "objective double, log_loss double, accuracy_log_loss double, kkt_residual double, node_error double, "
-        "ability_accuracy_spearman double, flag_reasons string",
+        "ability_accuracy_spearman double, flag_reasons string, link_slope double, link_intercept double, "
+        "n_anchors int, n_drifted int, reference_run_id string, link_run_id string, items_from_run_id string, "
+        "gauge_shift double, gauge_stretch double",
     )
 
 

@@ -47,6 +47,14 @@ class Gauge:
         """Apply to discriminations and easinesses."""
         return a * self.stretch, b + self.shift * a
 
+    def then(self, other: Gauge) -> Gauge:
+        """Return the change of scale that applies this one first and `other` after it."""
+        return Gauge(self.shift + self.stretch * other.shift, self.stretch * other.stretch)
+
+    def inverse(self) -> Gauge:
+        """Return the change of scale that takes this one back."""
+        return Gauge(-self.shift / self.stretch, 1.0 / self.stretch)
+
 
 IDENTITY = Gauge(0.0, 1.0)
 

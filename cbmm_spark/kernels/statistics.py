@@ -44,15 +44,24 @@ def item_errors(curvature: tuple[F64, F64, F64], a: F64, ridge: Ridge, gauge: Ga
     sigma
         Temperature.
     """
+    var_a, cov, var_b = item_variances(curvature, a, ridge)
+    m, c = gauge.shift, gauge.stretch
+    moved = var_b + 2.0 * m * np.where(a > 0.0, cov + 0.5 * m * var_a, 0.0)
+    return ItemErrors(sigma * c * np.sqrt(var_a), sigma * np.sqrt(np.maximum(moved, 0.0)))
+
+
+def item_variances(curvature: tuple[F64, F64, F64], a: F64, ridge: Ridge) -> tuple[F64, F64, F64]:
+    """Return (var a, cov, var b) of each item on the fit's scale, for the parameters divided by sigma.
+
+    Where a = 0 the problem is one-dimensional in b: var a is NaN and cov 0. Parameters are those of `item_errors`.
+    """
     aa, ab, bb = curvature[0] + ridge.discrimination, curvature[1], curvature[2] + ridge.easiness
     determinant = np.maximum(aa * bb - ab * ab, 1e-300)
-    var_a, var_b, cov = bb / determinant, aa / determinant, -ab / determinant
     free = a > 0.0
-    m, c = gauge.shift, gauge.stretch
-    moved = np.where(free, var_b + 2.0 * m * cov + m * m * var_a, 1.0 / np.maximum(bb, 1e-300))
-    return ItemErrors(
-        np.where(free, sigma * c * np.sqrt(var_a), np.nan),
-        sigma * np.sqrt(np.maximum(moved, 0.0)),
+    return (
+        np.where(free, bb / determinant, np.nan),
+        np.where(free, -ab / determinant, 0.0),
+        np.where(free, aa / determinant, 1.0 / np.maximum(bb, 1e-300)),
     )
 
 

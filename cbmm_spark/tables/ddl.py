@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from cbmm_spark.tables.spec import Column, TableSpec
 
 
@@ -26,6 +28,29 @@ def create_statement(spec: TableSpec, sql_name: str) -> str:
         f"CREATE TABLE IF NOT EXISTS {sql_name} (\n  {columns}\n)\nUSING DELTA\n{partitioning}"
         f"COMMENT {literal(spec.comment)}\nTBLPROPERTIES (\n  {properties}\n)"
     )
+
+
+def add_columns_statement(columns: Sequence[Column], sql_name: str) -> str:
+    """SQL that adds columns to a table, in one commit.
+
+    Parameters
+    ----------
+    columns
+        Columns that may be null.
+    sql_name
+        The table's quoted name.
+    """
+    return f"ALTER TABLE {sql_name} ADD COLUMNS ({', '.join(_column(column) for column in columns)})"
+
+
+def after_adding_statements(spec: TableSpec, columns: Sequence[Column], sql_name: str) -> Iterator[str]:
+    """SQL, each a commit, that gives added columns their statistics and constraints."""
+    statistics = "delta.dataSkippingStatsColumns"
+    yield f"ALTER TABLE {sql_name} SET TBLPROPERTIES ({literal(statistics)} = {literal(spec.properties[statistics])})"
+    for column in columns:
+        condition = column.check()
+        if condition is not None:
+            yield f"ALTER TABLE {sql_name} ADD CONSTRAINT {column.name}_valid CHECK ({condition})"
 
 
 def literal(text: str) -> str:

@@ -52,7 +52,8 @@ ABILITIES = TableSpec(
         Column(
             "ability",
             "double",
-            "Ability theta; mean 0 and standard deviation 1 over the models of status ok; larger is better",
+            "Ability theta on the scale of the reference run (run_scales), whose own models of status ok have mean 0 "
+            "and standard deviation 1; larger is better",
         ),
         Column("ability_se", "double", "Standard error of the ability, same unit", NOT_NEGATIVE),
         Column("ability_lower", "double", "Lower end of the interval of the ability at the configured level"),
@@ -187,9 +188,13 @@ RUN_SCALES = TableSpec(
         Column("discrimination_mean", "double", "Mean discrimination of the items", NOT_NEGATIVE),
         Column("discrimination_sd", "double", "Standard deviation of the discrimination of the items", NOT_NEGATIVE),
         Column("uninformative_items", "int", "Items with discrimination 0", COUNT),
-        Column("link_slope", "double", "A in ability on the reference scale = A * ability + B"),
-        Column("link_intercept", "double", "B in ability on the reference scale = A * ability + B"),
-        Column("n_anchors", "int", "Items the link rests on", COUNT),
+        Column(
+            "link_slope",
+            "double",
+            "A in ability = A * z + B, z the ability standardised over the run's own models of status ok",
+        ),
+        Column("link_intercept", "double", "B in ability = A * z + B"),
+        Column("n_anchors", "int", "Items the link rests on; null where the run is its own reference", COUNT),
         Column("n_drifted", "int", "Common items left out of the link because they drifted", COUNT),
         Column(
             "flag_reasons",
@@ -197,6 +202,15 @@ RUN_SCALES = TableSpec(
             "Why to read the scale with care, joined by ';' out of " + ", ".join(SCALE_FLAG_REASONS) + "; null where "
             "nothing is odd",
         ),
+        Column(
+            "reference_run_id",
+            "string",
+            "Run that defines the scale: runs with the same one are comparable; null where linking is off",
+        ),
+        Column("link_run_id", "string", "Run whose items the link rests on: the reference or one linked to it"),
+        Column("items_from_run_id", "string", "Run whose item parameters were kept; null where items were fitted"),
+        Column("gauge_shift", "double", "m in fitted ability = m + c * ability: the gauge in which the penalty holds"),
+        Column("gauge_stretch", "double", "c in fitted ability = m + c * ability"),
     ),
 )
 

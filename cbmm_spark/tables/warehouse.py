@@ -19,9 +19,9 @@ from pyspark.sql.types import StructType
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.tables.address import Address
 from cbmm_spark.tables.catalogue import SPECS
-from cbmm_spark.tables.ddl import create_statement
+from cbmm_spark.tables.ddl import add_columns_statement, after_adding_statements, create_statement
 from cbmm_spark.tables.retry import CONFLICTS, with_commit_retry
-from cbmm_spark.tables.spec import TableSpec
+from cbmm_spark.tables.spec import Column, TableSpec
 
 _NOTHING_THERE = {"PATH_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"}
 _NOTE_SETTING = "spark.databricks.delta.commitInfo.userMetadata"
@@ -69,21 +69,24 @@ class Warehouse:
     def exists(self, name: str) -> bool:
         """Whether a table is there.
 
+        A column that may be null does not have to be there: `ensure` adds it, and `read` shows it as null.
+
         Raises
         ------
         InputError
-            Something else is in its place, or a column is missing or of another type.
+            Something else is in its place, or a required column is missing, or one is of another type.
         """
         found = self._found_schema(name)
         if found is None:
             return False
-        self._check_schema(found, name, "is")
+        self._check_schema(found, name, "is", may_lack_nullable=True)
         return True
 
     def ensure(self, *names: str) -> None:
         """Create the tables that are missing, each in one commit with its comments, constraints and properties.
 
-        Two jobs may do so at the same time; the table is created once.
+        A table made by an earlier version is given the columns it lacks, in one commit; their values are null. Two jobs
+        may do either at the same time; it is done once.
 
         Raises
         ------
@@ -92,7 +95,13 @@ class Warehouse:
         ConflictError
             Others keep creating or altering the table.
         """
-        missing = [name for name in names if not self.exists(name)]
+        found = {name: self._found_schema(name) for name in names}
+        for name, schema in found.items():
+            if schema is not None:
+                self._check_schema(schema, name, "is", may_lack_nullable=True)
+                if self._lacking(schema, name):
+                    with_commit_retry(partial(self._add_columns, SPECS[name]), self.location(name))
+        missing = [name for name, schema in found.items() if schema is None]
         if missing and self._address.catalog and not self.spark.catalog.databaseExists(self._address.schema_sql):
             self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {self._address.schema_sql}")
         for name in missing:
@@ -134,7 +143,10 @@ class Warehouse:
         """
         self._require(name)
         try:
-            return self._load(name, version)
+            loaded = self._load(name, version)
+            lacking = self._lacking(loaded.schema, name)
+            nulls = {c.name: F.lit(None).cast(c.field().dataType) for c in lacking}
+            return loaded.withColumns(nulls) if nulls else loaded
         except PySparkException as error:
             if version is None:
                 raise
@@ -258,12 +270,26 @@ class Warehouse:
         escaped = "".join("\\" + c if c in "\\*?[]{}" else c for c in self.location(name))
         return not self.spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(escaped).inputFiles()
 
-    def _check_schema(self, found: StructType, name: str, subject: str, extra_is_wrong: bool = False) -> None:
+    def _lacking(self, found: StructType, name: str) -> list[Column]:
+        """The columns of the specification that a table made by an earlier version does not have and may do without."""
+        return [column for column in SPECS[name].columns if not column.required and column.name not in found.names]
+
+    def _check_schema(
+        self,
+        found: StructType,
+        name: str,
+        subject: str,
+        extra_is_wrong: bool = False,
+        may_lack_nullable: bool = False,
+    ) -> None:
         types = {field.name: field.dataType for field in found.fields}
         wanted = {field.name: field.dataType for field in SPECS[name].schema.fields}
+        spared = {column.name for column in self._lacking(found, name)} if may_lack_nullable else set()
         place = self.location(name)
         where = f"{place} {subject}" if subject == "is" else f"{subject} {place}"
         for column, kind in wanted.items():
+            if column in spared:
+                continue
             if column not in types:
                 prefix = f"{place} lacks" if subject == "is" else f"{where} lack"
                 raise InputError(f"{prefix} the column {column} ({kind.simpleString()})")
@@ -274,6 +300,29 @@ class Warehouse:
                 )
         if extra_is_wrong and (extra := [column for column in types if column not in wanted]):
             raise InputError(f"{where} have columns that the table lacks: {', '.join(extra)}")
+
+    def _add_columns(self, spec: TableSpec) -> None:
+        """Add the columns that are still lacking, then what is said about them beside their type.
+
+        The statistics and the constraints are commits of their own. A kill between them costs checks that the one
+        writer of the table passes anyway.
+        """
+        schema = self._found_schema(spec.name)
+        lacking = [] if schema is None else self._lacking(schema, spec.name)
+        if not lacking:
+            return
+        sql_name = self.sql_name(spec.name)
+        try:
+            self.spark.sql(add_columns_statement(lacking, sql_name))
+        except CONFLICTS:
+            raise
+        except PySparkException:
+            schema = self._found_schema(spec.name)
+            if schema is None or self._lacking(schema, spec.name):
+                raise
+            return  # the other of two jobs at once has added them, and says the rest
+        for statement in after_adding_statements(spec, lacking, sql_name):
+            with_commit_retry(partial(self.spark.sql, statement), self.location(spec.name))
 
     def _create(self, spec: TableSpec) -> None:
         statement = create_statement(spec, self.sql_name(spec.name))

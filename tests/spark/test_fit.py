@@ -15,8 +15,9 @@ from cbmm_spark.config import RescoreConfig, ScalesConfig, SolverConfig
 from cbmm_spark.fit import SparkBlocks
 from cbmm_spark.kernels.dense import Penalty, fit_blocks, item_solution
 from cbmm_spark.kernels.loop import ScaleFit
+from cbmm_spark.published_scale import on_published_scale
 from cbmm_spark.rescore import fit_scales, loop_options
-from cbmm_spark.results import RunKey, item_rows, on_published_scale
+from cbmm_spark.results import RunKey, item_rows
 from cbmm_spark.scales import choose_scales
 from tests.kernels.layouts import blocks_of, drawn
 from tests.spark.helpers import DAY, Heard, Matrix, tiles_in_memory

@@ -7,6 +7,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.tables import SPECS, Warehouse
-from cbmm_spark.tables.ddl import literal
+from cbmm_spark.tables.ddl import create_statement, literal
 from tests.spark.table_samples import DAY, frame, full_row, sparse_row
 
 STRANGE = "wäre hoüse ' ` \" %20 100% [x] {y} 日本 #?&"
@@ -321,3 +322,75 @@ def test_missing_schema_is_created_and_missing_catalog_is_named(spark: SparkSess
             folder.rmdir()
     with pytest.raises(ConfigError, match="no such catalog"):
         Warehouse(spark, "nowhere.night").ensure("runs")
+
+
+NEW_COLUMNS = ("flag_reasons", "reference_run_id", "gauge_stretch")
+
+
+def made_before(warehouse: Warehouse, name: str, *lacking: str) -> None:
+    """Create a table as a version did that did not know some columns yet."""
+    columns = [c for c in SPECS[name].columns if c.name not in lacking]
+    warehouse.spark.sql(create_statement(replace(SPECS[name], columns=columns), warehouse.sql_name(name)))
+
+
+def test_a_table_made_by_an_earlier_version_is_given_the_columns_it_lacks(spark: SparkSession, tmp_path: Path) -> None:
+    warehouse, name = Warehouse(spark, str(tmp_path / STRANGE)), "run_scales"
+    made_before(warehouse, name, *NEW_COLUMNS)
+    old = frame(spark, name, full_row(name, run_id="old")).drop(*NEW_COLUMNS)
+    old.writeTo(warehouse.sql_name(name)).append()
+    assert warehouse.exists(name)
+    before = warehouse.read(name).first()
+    assert before is not None
+    assert {column: before[column] for column in (*NEW_COLUMNS, "run_id")} == dict.fromkeys(NEW_COLUMNS) | {
+        "run_id": "old"
+    }
+
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(2)
+
+    def ensure() -> None:
+        barrier.wait()
+        try:
+            Warehouse(spark, warehouse.root).ensure(name)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ensure) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    adding = [row for row in warehouse.delta(name).history().collect() if row["operation"] == "ADD COLUMNS"]
+    assert len(adding) == 1
+    version = warehouse.version(name)
+    warehouse.ensure(name)
+    assert warehouse.version(name) == version
+    new = full_row(name, run_id="new")
+    warehouse.append(frame(spark, name, new), name)
+    rows = {row["run_id"]: row.asDict() for row in warehouse.read(name).collect()}
+    assert rows["new"] == new
+    assert rows["old"] == full_row(name, run_id="old") | dict.fromkeys(NEW_COLUMNS)
+    assert warehouse.read(name, 1).select(*SPECS[name].column_names).count() == 1
+    with pytest.raises(InputError, match="CHECK constraint gauge_stretch_valid"):
+        warehouse.append(frame(spark, name, full_row(name, gauge_stretch=math.nan)), name)
+    detail = spark.sql(f"DESCRIBE DETAIL {warehouse.sql_name(name)}").first()
+    assert detail is not None
+    assert detail["minReaderVersion"] == 1
+    assert (
+        detail["properties"]["delta.dataSkippingStatsColumns"]
+        == SPECS[name].properties["delta.dataSkippingStatsColumns"]
+    )
+    comments = {f.name: f.metadata for f in warehouse.read(name).schema}
+    assert comments == {f.name: f.metadata for f in SPECS[name].schema}
+
+
+def test_a_table_that_lacks_a_required_column_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    warehouse, name = Warehouse(spark, str(tmp_path / "old")), "run_scales"
+    made_before(warehouse, name, "n_items", "gauge_shift")
+    for step in (warehouse.exists, warehouse.ensure, warehouse.read):
+        with pytest.raises(InputError, match=r"run_scales lacks the column n_items \(int\)"):
+            step(name)
+    assert warehouse.spark.read.format("delta").load(warehouse.location(name)).columns == [
+        c for c in SPECS[name].column_names if c not in ("n_items", "gauge_shift")
+    ]
