@@ -28,7 +28,13 @@ class InputError(CbmmError):
 
 
 class NotConvergedError(CbmmError):
-    """The fit or a check before publishing failed; the last published results stay visible."""
+    """The fit did not converge; the last published results stay visible."""
+
+    exit_code = 4
+
+
+class GateError(CbmmError):
+    """A check before publishing failed; the last published results stay visible."""
 
     exit_code = 4
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +37,7 @@ from cbmm_spark.kernels.statistics import (
     spearman,
     wilson,
 )
+from cbmm_spark.runs import RunKey as RunKey
 from cbmm_spark.scale_flags import scale_flags
 from cbmm_spark.scales import Scales
 from cbmm_spark.tables import SPECS
@@ -70,18 +70,6 @@ ESTIMATES_DDL = (
     "rank int, accuracy double, accuracy_lower double, accuracy_upper double, accuracy_rank int, n_items int, "
     "coverage double, component int, status string"
 )
-
-
-@dataclass(frozen=True)
-class RunKey:
-    """Which run rows belong to."""
-
-    run_id: str
-    scored_on: dt.date
-
-    def onto(self, df: DataFrame) -> DataFrame:
-        """Add the key's columns to a frame."""
-        return df.withColumn("run_id", F.lit(self.run_id)).withColumn("scored_on", F.lit(self.scored_on))
 
 
 @dataclass(frozen=True)
