@@ -52,8 +52,8 @@ def test_a_comparison_of_two_nights(warehouse: Warehouse) -> None:
             abilities += [
                 full_row("abilities", model_id=f"m{i}", ability=float(x), **common) for i, x in enumerate(values)
             ]
-            facts.append(full_row("run_scales", run_id=key.run_id, scale=scale, n_models=40, n_items=10, n_responses=400,
-                                  link_slope=link, flag_reasons=None))  # fmt: skip
+            size = {"n_models": 40, "n_items": 10, "n_responses": 400, "link_slope": link, "flag_reasons": None}
+            facts.append(full_row("run_scales", run_id=key.run_id, scale=scale, **size))
     odd = {"run_id": tonight.run_id, "scored_on": tonight.scored_on, "scale": "one moved", "ability_lower": None}
     abilities += [
         full_row("abilities", model_id="new", ability=9.0, coverage=0.5, **odd),
@@ -62,7 +62,8 @@ def test_a_comparison_of_two_nights(warehouse: Warehouse) -> None:
     ]
     start_runs(warehouse, keys, "{}", 1)
     write(warehouse, "abilities", keys, abilities)
-    write(warehouse, "item_parameters", [earlier], [full_row("item_parameters", run_id="before", scored_on=earlier.scored_on)])  # fmt: skip
+    item = full_row("item_parameters", run_id="before", scored_on=earlier.scored_on)
+    write(warehouse, "item_parameters", [earlier], [item])
     write(warehouse, "run_scales", keys, facts)
     assert compare(warehouse, tonight, 3.0).earlier_run is None
     publish_runs(warehouse, [earlier])
