@@ -17,6 +17,9 @@ from cbmm_spark.publish import delete_runs
 from cbmm_spark.runs import LATEST, RUN_TABLES, is_of_days, is_of_runs
 from cbmm_spark.tables import Warehouse, with_commit_retry
 
+_REFERENCES = ("reference_run_id", "items_from_run_id")
+"""Columns of `run_scales` that name another run; tables made before there were links lack them."""
+
 _SEEN_AT = "coalesce(heartbeat_at, started_at)"
 
 _logger = logging.getLogger(__name__)
@@ -75,7 +78,7 @@ def plan(runs: Iterable[Kept], references: Mapping[str, set[str]], policy: Reten
     runs
         All rows of `runs`.
     references
-        By run, the runs that its scales are linked to.
+        By run, the runs that its scales are linked to or scored from.
     policy
         How long nights are kept.
     today
@@ -195,11 +198,12 @@ def _stored(warehouse: Warehouse, tables: Iterable[str]) -> dict[str, dict[str, 
 
 
 def _references(warehouse: Warehouse) -> dict[str, set[str]]:
-    """Return by run the runs that its scales are linked to; empty for tables made before there were links."""
+    """Return by run the runs that its scales are linked to or scored from; empty for tables without these columns."""
     rows = warehouse.read("run_scales")
-    if "reference_run_id" not in rows.columns:
-        return {}
     found: dict[str, set[str]] = {}
-    for run_id, reference in rows.where("reference_run_id IS NOT NULL").select("run_id", "reference_run_id").collect():
-        found.setdefault(run_id, set()).add(reference)
+    columns = [F.col(name) for name in _REFERENCES if name in rows.columns]
+    if columns:
+        pairs = rows.select("run_id", F.explode(F.array_compact(F.array(*columns))).alias("reference")).distinct()
+        for run_id, reference in pairs.collect():  # some a run
+            found.setdefault(run_id, set()).add(reference)
     return found
