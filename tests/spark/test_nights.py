@@ -16,7 +16,7 @@ from cbmm_spark.gates import Movement, compare
 from cbmm_spark.publish import finish_runs, publish_runs, published_abilities, write_all_results
 from cbmm_spark.retention import apply_retention
 from cbmm_spark.runs import RunKey
-from cbmm_spark.tables import Warehouse
+from cbmm_spark.tables import SPECS, Warehouse
 from tests.spark.table_samples import DAY, frame, full_row
 
 FEW = RetentionConfig(keep_nights=2, keep_monthly=0, keep_saved_nights=1, keep_failed_days=5)
@@ -104,6 +104,10 @@ def test_retention_survives_a_kill_and_shows_nothing_half(
     publish_runs(warehouse, keys)
     finish_runs(warehouse, ["failed"], "failed", "for the test")
     warehouse.spark.sql(f"UPDATE {warehouse.sql_name('runs')} SET heartbeat_at = started_at")
+    scales = warehouse.sql_name("run_scales")
+    if "reference_run_id" not in SPECS["run_scales"].column_names:
+        warehouse.spark.sql(f"ALTER TABLE {scales} ADD COLUMNS (reference_run_id string)")
+    warehouse.spark.sql(f"UPDATE {scales} SET reference_run_id = CASE WHEN run_id = 'four' THEN 'one' END")
 
     def die(*_: object) -> None:
         raise Killed
@@ -112,15 +116,16 @@ def test_retention_survives_a_kill_and_shows_nothing_half(
         patched.setattr(publishing, "_delete", die)
         with pytest.raises(Killed):
             apply_retention(warehouse, FEW, DAY)
-    assert {row["run_id"] for row in published_abilities(warehouse).collect()} == {"three", "four"}
-    assert stored(warehouse, "runs") == {"three", "four"}
+    kept = {"one", "three", "four"}  # the first is what the last is linked to
+    assert {row["run_id"] for row in published_abilities(warehouse).collect()} == kept
+    assert stored(warehouse, "runs") == kept
     assert stored(warehouse, "abilities") == {"one", "two", "three", "four"}
     report = apply_retention(warehouse, FEW, DAY)
-    assert report.kept_nights == 2
-    assert report.orphans == ("failed", "one", "two")
-    assert report.freed_saved == ("three",)
+    assert (report.kept_nights, report.pinned) == (3, ("one",))
+    assert report.orphans == ("failed", "two")
+    assert report.freed_saved == ("one", "three")
     for name in ("abilities", "item_parameters", "run_scales", "run_iterations"):
-        assert stored(warehouse, name) == {"three", "four"}, name
+        assert stored(warehouse, name) == kept, name
     assert stored(warehouse, "run_abilities") == {"four"}
     assert stored(warehouse, "latest_abilities") == stored(warehouse, "latest_item_parameters") == {"four"}
     versions = {name: warehouse.version(name) for name in ("runs", "abilities", "run_abilities")}
