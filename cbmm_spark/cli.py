@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit code: 0 done, 2 bad configuration or command line, 3 input rejected, 4 not converged, 5 conflict, 130
-        interrupted, 1 anything else.
+        The exit code: 0 done, 2 bad configuration or command line, 3 input rejected, 4 not converged or stopped by a
+        gate, 5 conflict, 130 interrupted, 1 anything else.
     """
     logging.getLogger().addFilter(_is_no_interrupt)
     try:
@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="cbmm-spark",
         description="Re-score a whole leaderboard history with the cBMM on Spark and Delta Lake.",
-        epilog="exit codes: 0 done, 2 bad configuration, 3 input rejected, 4 not converged and not published, "
+        epilog="exit codes: 0 done, 2 bad configuration, 3 input rejected, 4 not converged or stopped by a gate, "
         "5 another run holds the tables (try again), 130 interrupted, 1 anything else",
         allow_abbrev=False,
     )
@@ -208,6 +208,11 @@ def _add_rescore(commands: Any) -> None:
         metavar="FOLDER",
         help="of simulated data: tell how well the parameters kept there were found",
     )
+    parser.add_argument(
+        "--fresh", action="store_true", help="begin the fit anew, even where a killed run of the day could be resumed"
+    )
+    parser.add_argument("--take-over", action="store_true", help="take the day from another run that still holds it")
+    parser.add_argument("--accept-gates", action="store_true", help="publish although gates fail ([gates])")
 
 
 def _date(text: str) -> datetime.date:
@@ -332,11 +337,12 @@ def _rescore(given: argparse.Namespace) -> int:
     check_warehouse(config.warehouse)
     truth = _truth(given.truth)
     with Progress(given.output) as progress, _spark(config, "cbmm-spark rescore") as spark:
-        from cbmm_spark.rescore import rescore
+        from cbmm_spark.rescore import RunOptions, rescore
         from cbmm_spark.tables import Warehouse
 
         warehouse = Warehouse(spark, _root(config))
-        report = rescore(spark, warehouse, config, given.as_of, progress, given.items_from, given.only_new)
+        options = RunOptions(given.fresh, given.take_over, given.accept_gates, given.items_from, given.only_new)
+        report = rescore(spark, warehouse, config, given.as_of, progress, options)
         _show(progress, warehouse, config, report, truth)
     return report.exit_code
 

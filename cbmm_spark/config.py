@@ -67,7 +67,7 @@ class ColumnsConfig:
 
 
 Strictness = Literal["ignore", "warn", "fail"]
-"""What a check of the input does when it finds something."""
+"""What a check does when it finds something."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,7 @@ class RescoreConfig:
     few_responses: int = _within(10, 0)
     min_items: int = _within(20, 1)
     disconnected: Literal["refuse", "publish"] = "refuse"
+    claim_minutes: float = _within(30.0, 1)
     top: int = _within(20, 0)
 
 
@@ -198,6 +199,42 @@ class LinkingConfig:
     method: Literal["stocking-lord", "mean-sigma", "off"] = "stocking-lord"
     min_anchors: int = _within(20, 1)
     reference: Mapping[str, str] = field(default_factory=dict)
+
+
+class GateActions:
+    """What each gate does when its limit is crossed."""
+
+    models: Strictness = "fail"
+    items: Strictness = "fail"
+    responses: Strictness = "fail"
+    coverage: Strictness = "fail"
+    moved: Strictness = "fail"
+    scales: Strictness = "fail"
+    nulls: Strictness = "fail"
+
+
+@dataclass(frozen=True)
+class GatesConfig:
+    """How far a night may be from the last published one before somebody has to look."""
+
+    max_drop_models: float = _within(0.1, 0, 1)
+    max_drop_items: float = _within(0.1, 0, 1)
+    max_drop_responses: float = _within(0.1, 0, 1)
+    max_coverage_drop: float = _within(0.1, 0, 1)
+    max_moved: float = _within(0.2, 0, 1)
+    moved_se: float = _within(3.0, 0, above=True)
+    actions: GateActions = field(default_factory=GateActions)
+
+
+@dataclass(frozen=True)
+class RetentionConfig:
+    """How long nights are kept."""
+
+    keep_nights: int = _within(400, 0)
+    keep_weekly: int = _within(0, 0)
+    keep_monthly: int = _within(120, 0)
+    keep_saved_nights: int = _within(14, 1)
+    keep_failed_days: int = _within(30, 1)
 
 
 @dataclass(frozen=True)
@@ -241,6 +278,8 @@ class Config:
     solver: SolverConfig = field(default_factory=SolverConfig)
     rescore: RescoreConfig = field(default_factory=RescoreConfig)
     linking: LinkingConfig = field(default_factory=LinkingConfig)
+    gates: GatesConfig = field(default_factory=GatesConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
     spark: SparkConfig = field(default_factory=SparkConfig)
 

@@ -1,127 +1,57 @@
 """From written results to a published night.
 
 Delta has no transaction over several tables, so a night becomes visible by one commit to `runs`, after everything else
-is written. `docs/decisions/0020-publishing-a-night.md` says in which order and why.
+is written. `docs/decisions/0020-publishing-a-night.md` says in which order and why. Several nights (of different days)
+are published together in as many commits as one.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
-from typing import NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from cbmm_spark import __version__
+from cbmm_spark.claims import start_run as start_run
+from cbmm_spark.claims import start_runs as start_runs
 from cbmm_spark.errors import ConflictError, InputError
+from cbmm_spark.faultpoints import faultpoint
+from cbmm_spark.runs import (
+    LATEST,
+    RUN_TABLES,
+    RunKey,
+    check_keys,
+    is_of_days,
+    is_of_keys,
+    is_of_runs,
+    runs_of,
+)
+from cbmm_spark.runs import Run as Run
+from cbmm_spark.runs import last_published as last_published
+from cbmm_spark.runs import published as published
+from cbmm_spark.runs import published_abilities as published_abilities
 from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
-from cbmm_spark.tables.ddl import literal
-
-LATEST = {"latest_abilities": "abilities", "latest_item_parameters": "item_parameters"}
-"""Each table of the last published run, and where its rows come from."""
-
-RUN_TABLES = ("run_scales", "run_iterations", "run_abilities")
-"""What belongs to a run without being a result of its day."""
 
 _TAKEN_OVER = "the day was taken over by a later run"
 _DAY_AND_STATUS = ("run_id", "scored_on", "status")
+_HOLDING = ("running", "published")
 _LATEST_ATTEMPTS = 4
 
 _logger = logging.getLogger(__name__)
 
 
-class Run(NamedTuple):
-    """A row of `runs`, as far as publishing needs it."""
-
-    run_id: str
-    scored_on: dt.date
-    status: str
-    started_at: dt.datetime
-
-
-def start_run(
-    warehouse: Warehouse,
-    run_id: str,
-    scored_on: dt.date,
-    config_json: str,
-    responses_version: int | None,
-    started_at: dt.datetime | None = None,
-) -> list[str]:
-    """Say in `runs` that a run works on a day; unfinished runs of that day are marked failed in the same commit.
-
-    Parameters
-    ----------
-    warehouse
-        Where; missing result tables are created.
-    run_id
-        Identifier of the run. The one of a run that did not publish may be used again: the run starts over.
-    scored_on
-        The day, UTC.
-    config_json
-        The configuration, for provenance.
-    responses_version
-        Version of `responses` the run reads.
-    started_at
-        With time zone; now, if not given.
-
-    Returns
-    -------
-    list of str
-        Runs of the same day found unfinished.
-
-    Raises
-    ------
-    ConflictError
-        `run_id` is published already, or others keep writing to `runs`.
-    """
-    warehouse.ensure("runs", *LATEST, *LATEST.values(), *RUN_TABLES)
-    others = _runs_of(warehouse, scored_on)
-    if any(run.run_id == run_id and run.status == "published" for run in others):
-        raise ConflictError(f"run {run_id} is published already; choose another run_id to score {scored_on} again")
-    row = (run_id, scored_on, "running", started_at or dt.datetime.now(dt.UTC), None, responses_version, config_json)
-    versions = (__version__, warehouse.spark.version, None)
-    new = warehouse.spark.createDataFrame([(*row, *versions)], SPECS["runs"].schema)
-    source = new.withColumn("part", F.lit("start")).unionByName(new.withColumn("part", F.lit("stale")))
-    columns = SPECS["runs"].column_names
-
-    def commit() -> None:
-        merge = (
-            warehouse.delta("runs")
-            .alias("t")
-            .merge(
-                source.alias("s"),
-                "(s.part = 'start' AND t.run_id = s.run_id) OR (s.part = 'stale' AND t.scored_on = s.scored_on "
-                "AND t.run_id <> s.run_id AND t.status = 'running')",
-            )
-        )
-        merge.whenMatchedUpdate(
-            condition="s.part = 'stale'",
-            set={
-                "status": "'failed'",
-                "finished_at": "s.started_at",
-                "error": "concat('had not finished when run ', s.run_id, ' of the same day started')",
-            },
-        ).whenMatchedUpdate(
-            condition="t.status <> 'published'", set={column: f"s.{column}" for column in columns}
-        ).whenNotMatchedInsert(
-            condition="s.part = 'start'", values={column: f"s.{column}" for column in columns}
-        ).execute()
-
-    with warehouse.noted({"run_id": run_id, "step": "start"}):
-        with_commit_retry(commit, warehouse.location("runs"))
-    stale = [run.run_id for run in others if run.status == "running" and run.run_id != run_id]
-    if stale:
-        _logger.warning("%s: unfinished runs marked failed: %s", scored_on, ", ".join(stale))
-    return stale
-
-
 def write_results(warehouse: Warehouse, name: str, df: DataFrame, run_id: str, scored_on: dt.date) -> None:
-    """Write a run's rows of one table; writing them again replaces them, a row of another run or day fails the write.
+    """Write the rows of one run: `write_all_results` of one."""
+    write_all_results(warehouse, name, df, [RunKey(run_id, scored_on)])
+
+
+def write_all_results(warehouse: Warehouse, name: str, df: DataFrame, keys: Sequence[RunKey]) -> None:
+    """Write rows of one table in one commit; again replaces them, a row of another run or day fails the write.
 
     Parameters
     ----------
@@ -130,25 +60,36 @@ def write_results(warehouse: Warehouse, name: str, df: DataFrame, run_id: str, s
     name
         abilities, item_parameters, run_scales, run_iterations or run_abilities.
     df
-        All rows of the run, as `Warehouse.append` wants them.
-    run_id, scored_on
-        The run and its day.
+        All rows of the runs, as `Warehouse.append` wants them.
+    keys
+        The runs and their days.
 
     Raises
     ------
     InputError
-        A row is not of this run and day, or a column is not as it should be.
+        A row is not of one of these runs and its day, or a column is not as it should be.
     ConflictError
         Others keep writing to the table.
     """
-    where = _is_run(run_id)
-    if "scored_on" in SPECS[name].column_names:
-        where = f"{_is_day(scored_on)} AND {where}"
-    warehouse.replace(df, name, where, {"run_id": run_id, "scored_on": scored_on, "step": "results"})
+    check_keys(keys)
+    dated = "scored_on" in SPECS[name].column_names
+    where = is_of_keys(keys) if dated else is_of_runs(key.run_id for key in keys)
+    warehouse.replace(df, name, where, {**_named(keys), "step": "results"})
 
 
 def finish_run(warehouse: Warehouse, run_id: str, status: str, error: str | None = None) -> None:
-    """Say how a run ended that does not publish, and take its results away again.
+    """Say how one run ended: `finish_runs` of one."""
+    finish_runs(warehouse, [run_id], status, error)
+
+
+def finish_runs(
+    warehouse: Warehouse,
+    run_ids: Sequence[str],
+    status: str,
+    error: str | None = None,
+    gates: Mapping[str, str] | None = None,
+) -> None:
+    """Say how runs ended that do not publish, and take their results away again.
 
     `run_scales` and `run_iterations` stay, to see what happened, and `run_abilities`, from which another run may go on.
     Of a run that is not running any more only the results go, unless it is published.
@@ -157,12 +98,14 @@ def finish_run(warehouse: Warehouse, run_id: str, status: str, error: str | None
     ----------
     warehouse
         Where.
-    run_id
-        The run.
+    run_ids
+        The runs.
     status
         ``not_converged`` or ``failed``; publishing is `publish`.
     error
         Why, in one line.
+    gates
+        By run, what the gates said, as JSON.
 
     Raises
     ------
@@ -176,58 +119,76 @@ def finish_run(warehouse: Warehouse, run_id: str, status: str, error: str | None
 
     def commit() -> None:
         warehouse.delta("runs").update(
-            condition=(F.col("run_id") == run_id) & (F.col("status") == "running"),
-            set={"status": F.lit(status), "finished_at": F.current_timestamp(), "error": F.lit(error).cast("string")},
+            condition=F.expr(f"status = 'running' AND {is_of_runs(run_ids)}"),
+            set={
+                "status": F.lit(status),
+                "finished_at": F.current_timestamp(),
+                "error": F.lit(error).cast("string"),
+                "gates": F.coalesce(_by_run(gates or {}, F.col("run_id")), F.col("gates")),
+            },
         )
 
-    with warehouse.noted({"run_id": run_id, "step": status}):
+    with warehouse.noted({"run_id": ", ".join(run_ids), "step": status}):
         with_commit_retry(commit, warehouse.location("runs"))
-    days = warehouse.read("runs").where(F.col("run_id") == run_id).where("status <> 'published'").select("scored_on")
-    for (scored_on,) in days.collect():
-        _discard_results(warehouse, run_id, scored_on)
+    ended = warehouse.read("runs").where(is_of_runs(run_ids)).where("status <> 'published'").select(*_DAY_AND_STATUS)
+    keys = [RunKey(run_id, scored_on) for run_id, scored_on, _ in ended.collect()]
+    if keys:
+        _discard_results(warehouse, keys)
 
 
-def publish(warehouse: Warehouse, run_id: str, scored_on: dt.date) -> None:
-    """Make a run the published one of its day, once all its results are written.
+def publish(warehouse: Warehouse, run_id: str, scored_on: dt.date, gates: str | None = None) -> None:
+    """Make one run the published one of its day: `publish_runs` of one."""
+    publish_runs(warehouse, [RunKey(run_id, scored_on)], {} if gates is None else {run_id: gates})
 
-    In this order: a commit to `runs` that publishes the run and removes the one it replaces; a commit to each of
+
+def publish_runs(warehouse: Warehouse, keys: Sequence[RunKey], gates: Mapping[str, str] | None = None) -> None:
+    """Make runs the published ones of their days, once all their results are written.
+
+    In this order: a commit to `runs` that publishes the runs and removes those they replace; a commit to each of
     ``latest_*``; at last the rows of replaced and dead runs go. Killed anywhere, publishing again finishes the work,
-    and so does the next run of the day.
+    and so does the next run of each day.
 
     Parameters
     ----------
     warehouse
         Where.
-    run_id, scored_on
-        The run and its day.
+    keys
+        Runs and their days, no day twice.
+    gates
+        By run, what the gates said, as JSON.
 
     Raises
     ------
     InputError
-        The run was not started, is of another day, or has no results.
+        A run was not started, is of another day, or has no results; nothing is published then.
     ConflictError
-        A later run has taken over the day; the results of this one are removed. Or others keep writing.
+        Later runs have taken over some days; the others are published, the results of these are removed. Or others
+        keep writing.
     """
-    own = next((run for run in _runs_of(warehouse, scored_on) if run.run_id == run_id), None)
-    runs = warehouse.location("runs")
-    if own is None:
-        raise InputError(f"there is no run {run_id} of {scored_on} in {runs}; start_run comes first")
-    if own.status not in ("running", "published"):
-        _give_way(warehouse, run_id, scored_on)
-    for name in LATEST.values():
-        if warehouse.read(name).where(_is_day(scored_on)).where(_is_run(run_id)).isEmpty():
-            raise InputError(f"run {run_id} has no rows in {warehouse.location(name)}; not published")
-    try:
-        _publish_in_runs(warehouse, run_id, scored_on)
-    except (PySparkException, Py4JJavaError) as error:
-        if _TAKEN_OVER not in str(error):
-            raise
-        _give_way(warehouse, run_id, scored_on)
-    refresh_latest(warehouse, rewritten=run_id)
-    _remove_replaced(warehouse, scored_on)
+    check_keys(keys)
+    kept, lost = _still_held(warehouse, keys)
+    _require_results(warehouse, kept)
+    while kept:
+        try:
+            _publish_in_runs(warehouse, kept, gates or {})
+            break
+        except (PySparkException, Py4JJavaError) as error:
+            if _TAKEN_OVER not in str(error):
+                raise
+            kept, more = _still_held(warehouse, kept)
+            if not more:  # it was ended and started again in between: whose it is cannot be told
+                kept, more = [], kept
+            lost += more
+    if kept:
+        faultpoint("published")
+        refresh_latest(warehouse, rewritten={key.run_id for key in kept})
+        faultpoint("latest")
+        _remove_replaced(warehouse, {key.scored_on for key in kept})
+    if lost:
+        _give_way(warehouse, lost)
 
 
-def refresh_latest(warehouse: Warehouse, rewritten: str | None = None) -> None:
+def refresh_latest(warehouse: Warehouse, rewritten: Collection[str] = frozenset()) -> None:
     """Bring ``latest_*`` to the last published run: of the greatest day, then of the latest start.
 
     Each table is replaced in one commit, and left alone where it holds that run already.
@@ -237,7 +198,7 @@ def refresh_latest(warehouse: Warehouse, rewritten: str | None = None) -> None:
     warehouse
         Where.
     rewritten
-        A run whose rows may have changed since: they are copied again.
+        Runs whose rows may have changed since: they are copied again.
 
     Raises
     ------
@@ -249,114 +210,111 @@ def refresh_latest(warehouse: Warehouse, rewritten: str | None = None) -> None:
         if last is None:
             return
         for latest, source in LATEST.items():
-            if last.run_id == rewritten or not _holds(warehouse, latest, last.run_id):
-                rows = warehouse.read(source).where(_is_day(last.scored_on)).where(_is_run(last.run_id))
+            if last.run_id in rewritten or not _holds(warehouse, latest, last.run_id):
+                rows = warehouse.read(source).where(is_of_keys([RunKey(last.run_id, last.scored_on)]))
                 warehouse.overwrite(
                     rows, latest, {"run_id": last.run_id, "scored_on": last.scored_on, "step": "latest"}
                 )
+                faultpoint(latest)
         # Another run may have published a newer day meanwhile, and its rows may just have been overwritten.
-        if last_published(warehouse) == last:
+        if _same_run(last_published(warehouse), last):
             return
     raise ConflictError("other runs keep publishing; the latest_* tables may be one run behind, run again")
 
 
-def last_published(warehouse: Warehouse, before: dt.date | None = None) -> Run | None:
-    """The published run of the greatest day (earlier than `before`), then of the latest start; None without one."""
-    newest = (F.desc("scored_on"), F.desc("started_at"), F.desc("run_id"))
-    runs = warehouse.read("runs").where("status = 'published'")
-    if before is not None:
-        runs = runs.where(F.col("scored_on") < F.lit(before))
-    row = runs.orderBy(*newest).select(*Run._fields).first()
-    return None if row is None else Run(**row.asDict())
+def _same_run(one: Run | None, other: Run) -> bool:
+    return one is not None and one.run_id == other.run_id
 
 
-def published(warehouse: Warehouse, name: str) -> DataFrame:
-    """The rows of a table that belong to published runs: what a reader is meant to see.
-
-    Parameters
-    ----------
-    warehouse
-        Where.
-    name
-        A table with a run_id.
+def _still_held(warehouse: Warehouse, keys: Sequence[RunKey]) -> tuple[list[RunKey], list[RunKey]]:
+    """Return the runs that still have their day, and those that have not.
 
     Raises
     ------
     InputError
-        A table is missing.
+        A run is not there, or of another day.
     """
-    keys: list[str] = [key for key in ("run_id", "scored_on") if key in SPECS[name].column_names]
-    runs = warehouse.read("runs").where("status = 'published'").select(*keys)
-    return warehouse.read(name).join(F.broadcast(runs), keys, "left_semi").select(*SPECS[name].column_names)
+    statuses = {(r.run_id, r.scored_on): r.status for r in runs_of(warehouse, [key.scored_on for key in keys])}
+    for key in keys:
+        if (key.run_id, key.scored_on) not in statuses:
+            place = warehouse.location("runs")
+            raise InputError(f"there is no run {key.run_id} of {key.scored_on} in {place}; start_run comes first")
+    kept = [key for key in keys if statuses[key.run_id, key.scored_on] in _HOLDING]
+    return kept, [key for key in keys if key not in kept]
 
 
-def published_abilities(warehouse: Warehouse) -> DataFrame:
-    """`abilities` of published runs: one complete night for every published day."""
-    return published(warehouse, "abilities")
+def _require_results(warehouse: Warehouse, keys: Sequence[RunKey]) -> None:
+    for name in LATEST.values() if keys else ():
+        written = _run_ids(warehouse.read(name).where(is_of_keys(keys)))
+        without = [key.run_id for key in keys if key.run_id not in written]
+        if without:
+            raise InputError(f"run {without[0]} has no rows in {warehouse.location(name)}; not published")
 
 
-def _runs_of(warehouse: Warehouse, scored_on: dt.date) -> list[Run]:
-    rows = warehouse.read("runs").where(_is_day(scored_on)).select(*Run._fields).collect()
-    return [Run(**row.asDict()) for row in rows]
-
-
-def _publish_in_runs(warehouse: Warehouse, run_id: str, scored_on: dt.date) -> None:
-    """The commit that makes the night visible: the run is published, and the one it replaces is gone."""
-    source = warehouse.spark.createDataFrame([(run_id, scored_on)], "run_id string, scored_on date")
-    # Whether the run still has its day is asked inside the transaction as well: a check before it could be overtaken.
-    status = f"CASE WHEN t.status IN ('running', 'published') THEN 'published' ELSE raise_error('{_TAKEN_OVER}') END"
+def _publish_in_runs(warehouse: Warehouse, keys: Sequence[RunKey], gates: Mapping[str, str]) -> None:
+    """The commit that makes nights visible: the runs are published, and those they replace are gone."""
+    rows = [(key.run_id, key.scored_on, gates.get(key.run_id)) for key in keys]
+    source = warehouse.spark.createDataFrame(rows, "run_id string, scored_on date, gates string")
+    # Whether a run still has its day is asked inside the transaction as well: a check before it could be overtaken.
+    status = f"CASE WHEN t.status IN {_HOLDING} THEN 'published' ELSE raise_error('{_TAKEN_OVER}') END"
 
     def commit() -> None:
         merge = warehouse.delta("runs").alias("t").merge(source.alias("s"), "t.scored_on = s.scored_on")
         merge.whenMatchedUpdate(
             condition="t.run_id = s.run_id",
-            set={"status": status, "finished_at": "coalesce(t.finished_at, current_timestamp())", "error": "NULL"},
+            set={
+                "status": status,
+                "finished_at": "coalesce(t.finished_at, current_timestamp())",
+                "error": "NULL",
+                "gates": "coalesce(s.gates, t.gates)",
+            },
         ).whenMatchedDelete(condition="t.status = 'published'").execute()
 
-    with warehouse.noted({"run_id": run_id, "scored_on": scored_on, "step": "publish"}):
+    with warehouse.noted({**_named(keys), "step": "publish"}):
         with_commit_retry(commit, warehouse.location("runs"))
 
 
-def _give_way(warehouse: Warehouse, run_id: str, scored_on: dt.date) -> None:
-    _discard_results(warehouse, run_id, scored_on)
-    raise ConflictError(
-        f"run {run_id} is not published: {_TAKEN_OVER} of {scored_on}, or it was ended; run again if needed"
-    )
+def _give_way(warehouse: Warehouse, keys: Sequence[RunKey]) -> None:
+    _discard_results(warehouse, keys)
+    ids = ", ".join(key.run_id for key in keys)
+    days = ", ".join(str(key.scored_on) for key in keys)
+    raise ConflictError(f"run {ids} is not published: {_TAKEN_OVER} of {days}, or it was ended; run again if needed")
 
 
-def _discard_results(warehouse: Warehouse, run_id: str, scored_on: dt.date) -> None:
+def _discard_results(warehouse: Warehouse, keys: Sequence[RunKey]) -> None:
     for name in LATEST.values():
-        _delete(warehouse, name, f"{_is_day(scored_on)} AND {_is_run(run_id)}")
+        _delete(warehouse, name, is_of_keys(keys))
 
 
-def _remove_replaced(warehouse: Warehouse, scored_on: dt.date) -> None:
-    """Remove rows of runs of the day that are neither published nor running, and of runs not in `runs` any more."""
+def _remove_replaced(warehouse: Warehouse, days: Collection[dt.date]) -> None:
+    """Remove rows of runs of the days that are neither published nor running, and of runs not in `runs` any more."""
     tables = (*LATEST.values(), *RUN_TABLES)
     found: dict[str, set[str]] = {name: set() for name in tables}
-    listed = (_rows_to_clean(warehouse, name, scored_on).select(F.lit(name), "run_id").distinct() for name in tables)
+    listed = (_rows_to_clean(warehouse, name, days).select(F.lit(name), "run_id").distinct() for name in tables)
     for name, run_id in reduce(DataFrame.union, listed).collect():  # as many as runs are kept, never as many as rows
         found[name].add(run_id)
     # The runs are read after the rows: a run is in `runs` before it writes its first row.
     runs = {run_id: (day, status) for run_id, day, status in warehouse.read("runs").select(*_DAY_AND_STATUS).collect()}
-    alive = {run_id for run_id, (_, status) in runs.items() if status in ("published", "running")}
-    ended = {run_id for run_id, (day, _) in runs.items() if day == scored_on} - alive
+    alive = {run_id for run_id, (_, status) in runs.items() if status in _HOLDING}
+    ended = {run_id for run_id, (day, _) in runs.items() if day in days} - alive
     for name in LATEST.values():
-        _delete_runs(warehouse, name, found[name] - alive, _is_day(scored_on))
+        delete_runs(warehouse, name, found[name] - alive, is_of_days(days))
     for name in RUN_TABLES:
         dead = found[name] - runs.keys()
-        _delete_runs(warehouse, name, dead | (found[name] & ended) if name == "run_abilities" else dead)
+        delete_runs(warehouse, name, dead | (found[name] & ended) if name == "run_abilities" else dead)
 
 
-def _rows_to_clean(warehouse: Warehouse, name: str, scored_on: dt.date) -> DataFrame:
+def _rows_to_clean(warehouse: Warehouse, name: str, days: Collection[dt.date]) -> DataFrame:
     rows = warehouse.read(name)
-    return rows.where(_is_day(scored_on)) if name in LATEST.values() else rows
+    return rows.where(is_of_days(days)) if name in LATEST.values() else rows
 
 
-def _delete_runs(warehouse: Warehouse, name: str, run_ids: Iterable[str], day: str = "TRUE") -> None:
+def delete_runs(warehouse: Warehouse, name: str, run_ids: Iterable[str], where: str = "TRUE") -> None:
+    """Delete the rows of some runs from one table, in one commit, or none where no run is given."""
     listed = sorted(run_ids)
     if listed:
         _logger.info("%s: rows of replaced or unfinished runs removed: %s", name, ", ".join(listed))
-        _delete(warehouse, name, f"{day} AND run_id IN ({', '.join(literal(run_id) for run_id in listed)})")
+        _delete(warehouse, name, f"{where} AND {is_of_runs(listed)}")
 
 
 def _delete(warehouse: Warehouse, name: str, where: str) -> None:
@@ -373,9 +331,17 @@ def _holds(warehouse: Warehouse, latest: str, run_id: str) -> bool:
     return _run_ids(warehouse.read(latest)) == {run_id}
 
 
-def _is_day(scored_on: dt.date) -> str:
-    return f"scored_on = DATE'{scored_on.isoformat()}'"
+def _by_run(texts: Mapping[str, str], run_id: Column) -> Column:
+    """The text of the row's run, null where it has none."""
+    found = F.lit(None).cast("string")
+    for key, text in texts.items():
+        found = F.when(run_id == key, F.lit(text)).otherwise(found)
+    return found
 
 
-def _is_run(run_id: str) -> str:
-    return f"run_id = {literal(run_id)}"
+def _named(keys: Sequence[RunKey]) -> dict[str, str]:
+    """What the note of a commit says of its runs."""
+    return {
+        "run_id": ", ".join(key.run_id for key in keys),
+        "scored_on": ", ".join(str(key.scored_on) for key in keys),
+    }

@@ -7,7 +7,7 @@ import datetime as dt
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.checkpoint import AbilitySaver
+from cbmm_spark.claims import Heartbeat, Terms, check_free, start_run
 from cbmm_spark.config import Config, SolverConfig
 from cbmm_spark.errors import CbmmError, InputError, NotConvergedError
+from cbmm_spark.faultpoints import faultpoint
 from cbmm_spark.fit import SparkBlocks, job_description
 from cbmm_spark.frozen import (
     FrozenRun,
@@ -27,6 +29,7 @@ from cbmm_spark.frozen import (
     frozen_state,
     score_frozen,
 )
+from cbmm_spark.gates import Verdict, compare, judge
 from cbmm_spark.kernels.components import component_numbers
 from cbmm_spark.kernels.dense import Penalty
 from cbmm_spark.kernels.loop import IterationRecord, LoopOptions, ScaleFit, alternate, start_scale
@@ -35,9 +38,11 @@ from cbmm_spark.kernels.paper import PaperFit, PaperTask, run_paper
 from cbmm_spark.kernels.stage import Counts, ScaleTask
 from cbmm_spark.linking import gate, link_scales
 from cbmm_spark.pack import model_benchmarks, n_models, pack, tiles_of
-from cbmm_spark.publish import finish_run, publish, start_run, write_results
+from cbmm_spark.publish import finish_runs, publish, write_results
 from cbmm_spark.published_scale import ScaleLink
-from cbmm_spark.results import RunKey, ability_rows, item_rows, iteration_rows, scale_rows, solve_items
+from cbmm_spark.results import ability_rows, item_rows, iteration_rows, scale_rows, solve_items
+from cbmm_spark.resume import config_hash, resumed_abilities
+from cbmm_spark.runs import RunKey
 from cbmm_spark.scale_flags import scale_flags
 from cbmm_spark.scales import Scales, choose_scales
 from cbmm_spark.tables import Warehouse
@@ -106,14 +111,38 @@ class RescoreReport:
     exit_code: int = 0
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """What one run is asked to do differently; none of it is configuration.
+
+    Attributes
+    ----------
+    fresh
+        Begin the fit anew, even where a dead run of the day has saved abilities.
+    take_over
+        Take the day from another run, even from one that lives.
+    accept_gates
+        Publish although gates fail.
+    items_from
+        Published run whose item parameters are kept fixed.
+    only_new
+        With `items_from`: models that have an ability in that run keep it as it is.
+    """
+
+    fresh: bool = False
+    take_over: bool = False
+    accept_gates: bool = False
+    items_from: str | None = None
+    only_new: bool = False
+
+
 def rescore(
     spark: SparkSession,
     warehouse: Warehouse,
     config: Config,
     as_of: dt.date | None,
     listener: Listener,
-    items_from: str | None = None,
-    only_new: bool = False,
+    options: RunOptions | None = None,
 ) -> RescoreReport:
     """Fit all scales to the responses and publish abilities and item parameters of one day.
 
@@ -131,10 +160,8 @@ def rescore(
         The day scored; responses evaluated after it are left out. Today (UTC), with all responses, if not given.
     listener
         Told of every iteration and step.
-    items_from
-        Published run whose item parameters are kept fixed.
-    only_new
-        With `items_from`: models that have an ability in that run keep it as it is.
+    options
+        What this run is asked to do differently.
 
     Returns
     -------
@@ -147,34 +174,58 @@ def rescore(
     NotConvergedError
         A scale did not converge; nothing was published and the last published results stay visible.
     GateError
-        A scale has too few items in common with earlier runs; likewise.
+        A scale has too few items in common with earlier runs, or the results are too far from the last night's; nothing
+        was published.
     ConflictError
-        Another run holds the tables.
+        A living run holds the day, or others hold the tables.
     """
+    options = options or RunOptions()
     clock = _Clock()
     started_at = dt.datetime.now(dt.UTC)
     key = RunKey(f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}", as_of or started_at.date())
-    frozen = None if items_from is None else FrozenRun.read(warehouse, items_from)
+    frozen = None if options.items_from is None else FrozenRun.read(warehouse, options.items_from)
+    terms = Terms(config.rescore.claim_minutes, options.take_over)
+    check_free(warehouse, [key.scored_on], terms)
     with job_description(spark, f"cbmm-spark {key.run_id}: pack responses"):
         inputs = _inputs(spark, warehouse, config, as_of, listener)
     clock.lap("pack")
-    start_run(warehouse, key.run_id, key.scored_on, config.as_json(), inputs.responses_version, started_at)
+    hashed = config_hash(config)
+    stale = start_run(
+        warehouse,
+        key.run_id,
+        key.scored_on,
+        config.as_json(),
+        inputs.responses_version,
+        started_at,
+        config_hash=hashed,
+        terms=terms,
+    )
+    if stale:
+        listener.event("taken_over", run_id=key.run_id, scored_on=key.scored_on, from_runs=stale)
+    faultpoint("claimed")
+    verdict: Verdict | None = None
     try:
-        if frozen is None:
-            report = _fit_and_write(spark, warehouse, config, inputs, key, listener, clock)
-        else:
-            report = _score_and_write(warehouse, config, inputs, frozen, only_new, key, listener, clock)
-    except NotConvergedError as error:
-        finish_run(warehouse, key.run_id, "not_converged", str(error))
-        raise
+        with Heartbeat(warehouse, [key.run_id], config.rescore.claim_minutes) as claim:
+            if frozen is None:
+                resume = None if options.fresh else hashed
+                report = _fit_and_write(spark, warehouse, config, inputs, key, listener, clock, claim, resume)
+            else:
+                report = _score_and_write(warehouse, config, inputs, frozen, options.only_new, key, listener, clock)
+            verdict = judge(compare(warehouse, key, config.gates.moved_se), config.gates, options.accept_gates)
+            listener.event("gates", **verdict.facts())
+            verdict.enforce()
     except BaseException as error:
+        status = "not_converged" if isinstance(error, NotConvergedError) else "failed"
         message = str(error) if isinstance(error, CbmmError) else f"{type(error).__name__}: {error}"
+        said = {key.run_id: verdict.as_json()} if verdict else {}
         with contextlib.suppress(Exception):  # a lost session cannot be told; the next run of the day tidies up
-            finish_run(warehouse, key.run_id, "failed", " ".join(message.split())[:1000])
+            finish_runs(warehouse, [key.run_id], status, " ".join(message.split())[:1000], said)
         raise
-    publish(warehouse, key.run_id, key.scored_on)
+    publish(warehouse, key.run_id, key.scored_on, verdict.as_json())
+    for warning in verdict.warnings:
+        listener.event("warning", message=warning)
     clock.lap("publish")
-    return report
+    return replace(report, warnings=(*report.warnings, *verdict.warnings))
 
 
 def _inputs(
@@ -211,27 +262,39 @@ def _fit_and_write(
     key: RunKey,
     listener: Listener,
     clock: _Clock,
+    claim: Heartbeat,
+    resume: str | None,
 ) -> RescoreReport:
     with SparkBlocks(spark, inputs.tiles, config.solver.partitions) as blocks:
         scales = choose_scales(config.scales, blocks.benchmarks)
         refuse = config.rescore.disconnected == "refuse"
-        fits = fit_scales(blocks, scales, config.solver, inputs.n_models, warehouse, key, listener, refuse)
+        reached: dict[str, F64] = {}
+        if resume is not None and config.solver.method != "paper":
+            version, total = inputs.responses_version, inputs.n_models
+            reached = resumed_abilities(warehouse, key, version, resume, scales.to_fit, total, listener.event)
+        fits = fit_scales(
+            blocks, scales, config.solver, inputs.n_models, warehouse, key, listener, refuse, reached, claim.check
+        )
         clock.lap("fit")
         unconverged = [name for name, fit in fits.items() if not fit.converged]
         write_results(warehouse, "run_iterations", iteration_rows(spark, fits, scales, key), key.run_id, key.scored_on)
+        faultpoint("run_iterations")
         if unconverged:
             facts = scale_rows(spark, fits, scales, config.rescore, None, key)
             write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
             raise NotConvergedError(_not_converged(fits, unconverged, config.solver.max_iterations))
         links = _write_items(warehouse, config, blocks, fits, scales, inputs, key, listener, clock)
+        faultpoint("item_parameters")
     abilities = ability_rows(spark, fits, scales, inputs.model_benchmarks, config.rescore, key, links)
     with job_description(spark, f"cbmm-spark {key.run_id}: write abilities"):
         write_results(warehouse, "abilities", abilities, key.run_id, key.scored_on)
+        faultpoint("abilities")
         written = warehouse.read("item_parameters").where(
             (F.col("scored_on") == F.lit(key.scored_on)) & (F.col("run_id") == key.run_id)
         )
         facts = scale_rows(spark, fits, scales, config.rescore, written, key, links)
         write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
+        faultpoint("run_scales")
     clock.lap("write")
     flags = [flag for name, source in scales.fitted.items() for flag in scale_flags(name, fits[source], config.rescore)]
     warnings = tuple(flag.sentence for flag in flags)
@@ -355,8 +418,13 @@ def fit_scales(
     key: RunKey,
     listener: Listener,
     refuse_disconnected: bool = False,
+    reached: Mapping[str, F64] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> dict[str, ScaleFit]:
     """Fit every scale on cached blocks; abilities are saved after each iteration where a warehouse is given.
+
+    `reached` holds, by scale, abilities of shape (total_models,) that a dead run had reached; a scale goes on from them
+    where they hold all of its models. `check` is called after every iteration, to end a fit that has become useless.
 
     Raises
     ------
@@ -368,14 +436,20 @@ def fit_scales(
         check_connected(counts)
     penalty = penalty_of(config)
     options = loop_options(config)
+    reached = {
+        name: theta for name, theta in (reached or {}).items() if np.isfinite(theta[counts[name].attempts > 0]).all()
+    }
+    others = [name for name in scales.to_fit if name not in reached]
     known: dict[str, F64] = {}
-    if warehouse is not None and config.warm_start and config.method != "paper":
-        known = earlier_abilities(warehouse, key.scored_on, scales.to_fit, total_models, listener.event)
+    if warehouse is not None and others and config.warm_start and config.method != "paper":
+        known = earlier_abilities(warehouse, key.scored_on, others, total_models, listener.event)
     fits: dict[str, ScaleFit] = {}
     for name, benchmarks in scales.to_fit.items():
         count = counts[name]
         ridge = penalty.of_scale(count.n_items, int(np.count_nonzero(count.attempts))).for_temperature(config.sigma)
-        fits[name] = start_scale(name, benchmarks, count, ridge, options, known=known.get(name))
+        fits[name] = start_scale(
+            name, benchmarks, count, ridge, options, theta=reached.get(name), known=known.get(name)
+        )
     saver = AbilitySaver(warehouse, key.run_id) if warehouse is not None else None
 
     def tell(record: IterationRecord, theta: F64) -> None:
@@ -383,6 +457,8 @@ def fit_scales(
         listener.iteration(key.run_id, record.scale, record.iteration, record.objective, change, record.seconds)
         if saver is not None:
             saver.put(record.scale, record.iteration, fits[record.scale].models, theta)
+        faultpoint(f"iteration {record.iteration}")
+        check()
 
     try:
         if config.method == "paper":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,6 +36,7 @@ from cbmm_spark.kernels.statistics import (
     wilson,
 )
 from cbmm_spark.published_scale import ScaleLink, on_published_scale
+from cbmm_spark.runs import RunKey as RunKey
 from cbmm_spark.scale_flags import scale_flags
 from cbmm_spark.scales import Scales
 from cbmm_spark.tables import SPECS
@@ -67,18 +66,6 @@ ESTIMATES_DDL = (
     "rank int, accuracy double, accuracy_lower double, accuracy_upper double, accuracy_rank int, n_items int, "
     "coverage double, component int, status string"
 )
-
-
-@dataclass(frozen=True)
-class RunKey:
-    """Which run rows belong to."""
-
-    run_id: str
-    scored_on: dt.date
-
-    def onto(self, df: DataFrame) -> DataFrame:
-        """Add the key's columns to a frame."""
-        return df.withColumn("run_id", F.lit(self.run_id)).withColumn("scored_on", F.lit(self.scored_on))
 
 
 # ------------------------------------------------------------------------------------------------ abilities

@@ -10,7 +10,7 @@ import numpy as np
 
 from cbmm_spark.checkpoint import saved_abilities
 from cbmm_spark.kernels.model import F64
-from cbmm_spark.publish import last_published
+from cbmm_spark.runs import last_published
 from cbmm_spark.tables import Warehouse
 
 

@@ -158,6 +158,20 @@ RUNS = TableSpec(
         Column("package_version", "string", "Version of cbmm-spark"),
         Column("spark_version", "string", "Version of Spark"),
         Column("error", "string", "Why the run was not published", statistics=False),
+        Column("heartbeat_at", "timestamp", "Last sign of life of the run, UTC; its claim on the day counts from it"),
+        Column("owner", "string", "Process that runs it, host:pid:place:born", statistics=False),
+        Column(
+            "config_hash",
+            "string",
+            "Hash of all configuration that decides abilities; a dead run is resumed where it is the same",
+            statistics=False,
+        ),
+        Column(
+            "gates",
+            "string",
+            "What the gates before publishing compared and found, as JSON; null where the run did not get there",
+            statistics=False,
+        ),
     ),
 )
 

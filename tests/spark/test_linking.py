@@ -20,7 +20,7 @@ from cbmm_spark.kernels.dense import fit_blocks
 from cbmm_spark.linking import EarlierRun, Origin, earlier_runs, link_scales, reference_runs
 from cbmm_spark.publish import last_published
 from cbmm_spark.published_scale import on_published_scale
-from cbmm_spark.rescore import RescoreReport, rescore
+from cbmm_spark.rescore import RescoreReport, RunOptions, rescore
 from cbmm_spark.scales import Scales
 from cbmm_spark.tables import SPECS, Warehouse
 from tests.kernels.layouts import blocks_of
@@ -91,7 +91,7 @@ class Nights(NamedTuple):
         return Nights(Warehouse(self.warehouse.spark, str(root)), list(self.reports))
 
     def run(self, day: int, config: Config = CONFIG, **options: Any) -> RescoreReport:
-        return rescore(self.warehouse.spark, self.warehouse, config, days(day), Heard(), **options)
+        return rescore(self.warehouse.spark, self.warehouse, config, days(day), Heard(), RunOptions(**options))
 
 
 @pytest.fixture(scope="module")
@@ -322,9 +322,8 @@ def test_only_new_models_are_scored_and_unknown_items_skipped(two: Nights, tmp_p
         parts[benchmark] = Matrix(attempts, successes, null)
     store(nights.warehouse, parts)
     heard = Heard()
-    report = rescore(
-        nights.warehouse.spark, nights.warehouse, CONFIG, days(2), heard, items_from=before.run_id, only_new=True
-    )
+    options = RunOptions(items_from=before.run_id, only_new=True)
+    report = rescore(nights.warehouse.spark, nights.warehouse, CONFIG, days(2), heard, options)
     told = {e["scale"]: e for e in heard.of("frozen")}
     assert {s: (e["scored"], e["kept"], e["unknown_answers"]) for s, e in told.items()} == {
         "overall": (2, 100, 5), "x": (2, 100, 3), "y": (1, 100, 2),

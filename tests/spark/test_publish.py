@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import shutil
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from cbmm_spark import publish as publishing
+from cbmm_spark.claims import Heartbeat, Terms, renew, start_runs
 from cbmm_spark.errors import ConflictError, InputError
+from cbmm_spark.owner import Owner, this_process
 from cbmm_spark.publish import (
     finish_run,
     last_published,
@@ -23,6 +27,7 @@ from cbmm_spark.publish import (
     start_run,
     write_results,
 )
+from cbmm_spark.runs import RunKey
 from cbmm_spark.tables import Warehouse
 from tests.spark.table_samples import NOON, frame, full_row
 
@@ -30,6 +35,7 @@ MONDAY = dt.date(2026, 5, 11)
 TUESDAY = dt.date(2026, 5, 12)
 SUNDAY = dt.date(2026, 5, 10)
 MODELS = 3
+DEAD = str(Owner.parse(this_process())._replace(born="0"))  # type: ignore[union-attr]  # somebody else had this number
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +65,8 @@ def warehouse(spark: SparkSession, tables_after_a_night: Path, tmp_path: Path) -
 
 
 def begin(warehouse: Warehouse, run_id: str, day: dt.date = MONDAY) -> list[str]:
-    return start_run(warehouse, run_id, day, "{}", 7)
+    """Start a run whose process is gone at once, so that it keeps nobody from the day."""
+    return start_run(warehouse, run_id, day, "{}", 7, terms=Terms(owner=DEAD))
 
 
 def write_all(warehouse: Warehouse, run_id: str, day: dt.date = MONDAY) -> None:
@@ -212,9 +219,11 @@ def test_the_run_that_started_last_has_the_day(warehouse: Warehouse, monkeypatch
     expected = {"old": "published", "slow": "failed", "quick": "running"}
     assert statuses(warehouse) == expected
     write_all(warehouse, "quick")
+    runs_of = publishing.runs_of
     overtaken = [publishing.Run("slow", MONDAY, "running", NOON)]  # what the check saw a moment ago
+    looks = iter([overtaken])
     with monkeypatch.context() as patched:
-        patched.setattr(publishing, "_runs_of", lambda *_: overtaken)
+        patched.setattr(publishing, "runs_of", lambda *given: next(looks, None) or runs_of(*given))
         with pytest.raises(ConflictError, match="slow is not published: the day was taken over"):
             publish(warehouse, "slow", MONDAY)
     assert counts(warehouse, "abilities") == {"old": MODELS, "quick": MODELS}
@@ -236,26 +245,116 @@ def test_publishing_leaves_the_rows_of_a_run_that_still_works(warehouse: Warehou
     assert counts(warehouse, "abilities") == {"one": MODELS, "two": MODELS}
 
 
-def test_two_runs_starting_at_once_are_put_in_order(warehouse: Warehouse) -> None:
+def test_of_two_runs_at_once_at_the_first_creation_of_the_tables_one_has_the_day(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Case N4."""
     gate = threading.Barrier(2)
-    errors: list[BaseException] = []
+    refused: list[tuple[str, BaseException]] = []
 
     def start(run_id: str) -> None:
+        own = Warehouse(spark.newSession(), str(tmp_path / "warehouse"))
         gate.wait()
         try:
-            begin(warehouse, run_id)
+            start_run(own, run_id, MONDAY, "{}", 7)
         except BaseException as error:
-            errors.append(error)
+            refused.append((run_id, error))
 
     threads = [threading.Thread(target=start, args=(run_id,)) for run_id in ("a", "b")]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert errors == []
-    found = statuses(warehouse)
-    assert sorted((found["a"], found["b"])) == ["failed", "running"]
-    assert found["old"] == "published"
+    ((loser, error),) = refused
+    winner = "b" if loser == "a" else "a"
+    assert isinstance(error, ConflictError)
+    assert f"by run {winner} (process {os.getpid()} on " in str(error)
+    assert statuses(Warehouse(spark, str(tmp_path / "warehouse"))) == {winner: "running"}
+
+
+def test_a_day_is_held_by_the_run_that_works_on_it(warehouse: Warehouse) -> None:
+    start_run(warehouse, "first", MONDAY, "{}", 7)
+    version = warehouse.version("runs")
+    with pytest.raises(ConflictError, match=r"by run first .*--take-over") as caught:
+        start_run(warehouse, "second", MONDAY, "{}", 7)
+    assert "\n" not in str(caught.value)
+    assert warehouse.version("runs") == version
+    keys = [RunKey("tuesday", TUESDAY), RunKey("second", MONDAY)]
+    with pytest.raises(ConflictError, match="by run first"):
+        start_runs(warehouse, keys, "{}", 7)
+    assert statuses(warehouse) == {"old": "published", "first": "running"}
+    elsewhere = str(Owner.parse(this_process())._replace(place="elsewhere"))  # type: ignore[union-attr]
+    warehouse.spark.sql(
+        f"UPDATE {warehouse.sql_name('runs')} SET owner = '{elsewhere}', heartbeat_at = now() - INTERVAL 20 MINUTES "
+        "WHERE run_id = 'first'"
+    )
+    with pytest.raises(ConflictError, match="by run first"):  # another machine: only its silence tells
+        start_run(warehouse, "second", MONDAY, "{}", 7)
+    assert start_run(warehouse, "second", MONDAY, "{}", 7, terms=Terms(minutes=19)) == ["first"]
+    assert renew(warehouse, ["first", "second"]) == 1
+    assert start_run(warehouse, "third", MONDAY, "{}", 7, terms=Terms(take_over=True)) == ["second"]
+    assert renew(warehouse, ["second"]) == 0
+    write_all(warehouse, "second")
+    with pytest.raises(ConflictError, match="second is not published: the day was taken over"):
+        publish(warehouse, "second", MONDAY)
+    assert visible(warehouse) == {"old": MODELS}
+
+
+def test_a_claim_is_renewed_until_the_day_is_taken_over(warehouse: Warehouse) -> None:
+    start_run(warehouse, "slow", MONDAY, "{}", 7)
+    (before,) = (run for run in publishing.runs_of(warehouse, [MONDAY]) if run.run_id == "slow")
+    with Heartbeat(warehouse, ["slow"], minutes=0.6) as claim:
+        wait_for(lambda: claim.beats > 0)
+        claim.check()
+        (after,) = (run for run in publishing.runs_of(warehouse, [MONDAY]) if run.run_id == "slow")
+        assert after.seen_at > before.seen_at
+        assert after.started_at == before.started_at
+        start_run(warehouse, "quick", MONDAY, "{}", 7, terms=Terms(take_over=True))
+        wait_for(lambda: ended(claim))
+    assert claim.error is None
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def ended(claim: Heartbeat) -> bool:
+    try:
+        claim.check()
+    except ConflictError as error:
+        return "taken over" in str(error)
+    return False
+
+
+def test_several_days_are_published_in_one_commit_a_table(warehouse: Warehouse) -> None:
+    days = {"sunday": SUNDAY, "monday": MONDAY, "tuesday": TUESDAY}
+    keys = [RunKey(run_id, day) for run_id, day in days.items()]
+    tables = ("runs", "abilities", "item_parameters", "latest_abilities", "latest_item_parameters")
+    before = {name: warehouse.version(name) for name in tables}
+    start_runs(warehouse, keys, "{}", 7)
+    for name in ("abilities", "item_parameters"):
+        rows = [full_row(name, run_id=run_id, scored_on=day) for run_id, day in days.items()]
+        crossed = frame(warehouse.spark, name, *rows[:2], full_row(name, run_id="tuesday", scored_on=SUNDAY))
+        with pytest.raises(InputError, match="nothing written"):
+            publishing.write_all_results(warehouse, name, crossed, keys)
+        publishing.write_all_results(warehouse, name, frame(warehouse.spark, name, *rows), keys)
+    assert visible(warehouse) == {"old": MODELS}
+    start_run(warehouse, "other", SUNDAY, "{}", 7, terms=Terms(take_over=True))
+    with pytest.raises(ConflictError, match="run sunday is not published: the day was taken over"):
+        publishing.publish_runs(warehouse, keys, {"monday": '{"x": 1}'})
+    assert visible(warehouse) == {"monday": 1, "tuesday": 1}
+    assert counts(warehouse, "abilities") == {"monday": 1, "tuesday": 1}
+    assert counts(warehouse, "latest_abilities") == counts(warehouse, "latest_item_parameters") == {"tuesday": 1}
+    gates = {row["run_id"]: row["gates"] for row in warehouse.read("runs").collect()}
+    assert gates == {"monday": '{"x": 1}', "tuesday": None, "sunday": None, "other": None}
+    commits = {name: warehouse.version(name) - version for name, version in before.items()}
+    # start, take over, publish; write, remove the replaced run, remove the run that gave way; refresh
+    assert commits == dict(zip(tables, (3, 3, 3, 1, 1), strict=True))
+    with pytest.raises(ValueError, match="days of their own"):
+        start_runs(warehouse, [RunKey("a", MONDAY), RunKey("b", MONDAY)], "{}", 7)
 
 
 def test_a_run_that_does_not_converge_leaves_the_published_one(warehouse: Warehouse) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,11 @@ from pyspark.sql import SparkSession
 from cbmm_spark import rescore as module
 from cbmm_spark.checkpoint import saved_abilities
 from cbmm_spark.config import Config, PackConfig, RescoreConfig, ScalesConfig, SolverConfig
-from cbmm_spark.errors import InputError, NotConvergedError
+from cbmm_spark.errors import GateError, InputError, NotConvergedError
 from cbmm_spark.kernels.dense import fit_blocks
 from cbmm_spark.kernels.model import standard_gauge
 from cbmm_spark.publish import last_published, published
-from cbmm_spark.rescore import RescoreReport, rescore
+from cbmm_spark.rescore import RescoreReport, RunOptions, rescore
 from cbmm_spark.tables import SPECS, Warehouse
 from tests.kernels.layouts import blocks_of, drawn
 from tests.oracles import fit_lbfgsb, load_matrix
@@ -346,6 +347,40 @@ def test_a_run_that_does_not_converge_publishes_nothing(night: Night, copy_of_ni
     failed = [r for r in copy_of_night.read("runs").collect() if r["run_id"] != night.report.run_id]
     assert [r["status"] for r in failed] == ["not_converged"]
     assert failed[0]["finished_at"] is not None
+
+
+def test_a_night_makes_one_commit_a_table_and_two_to_runs(night: Night, empty_tables: Path) -> None:
+    before = Warehouse(night.warehouse.spark, str(empty_tables))
+    made = {name: night.warehouse.version(name) - before.version(name) for name in TABLES}
+    assert made == dict.fromkeys(TABLES, 1) | {"runs": 2}
+
+
+def test_a_night_that_lost_half_of_its_models_is_stopped_and_resumed_when_accepted(
+    night: Night, copy_of_night: Warehouse
+) -> None:
+    half = {name: Matrix(*(plane[:15] for plane in part if plane is not None)) for name, part in night.parts.items()}
+    store(copy_of_night, half)
+    day = DAY + dt.timedelta(days=1)
+    heard = Heard()
+    with pytest.raises(GateError, match=r"gate models: scale '\w+' has .* fewer models since run .*--accept-gates"):
+        rescore(copy_of_night.spark, copy_of_night, CONFIG, day, heard)
+    (told,) = heard.of("gates")
+    assert told["compared_with"] == night.report.run_id
+    assert len(told["failed"]) >= 6  # models and responses of each scale
+    run = last_published(copy_of_night)
+    assert run is not None
+    assert run.run_id == night.report.run_id
+    (stopped,) = (r for r in copy_of_night.read("runs").collect() if r["scored_on"] == day)
+    assert (stopped["status"], "gate models" in stopped["error"]) == ("failed", True)
+    assert json.loads(stopped["gates"])["findings"][0]["gate"] == "models"
+
+    report = rescore(copy_of_night.spark, copy_of_night, CONFIG, day, heard, RunOptions(accept_gates=True))
+    assert {e["scale"]: e["from_run"] for e in heard.of("resumed")} == dict.fromkeys(report.scales, stopped["run_id"])
+    assert all(facts["iterations"] <= 3 for facts in report.scales.values())
+    assert sum("gate models" in warning for warning in report.warnings) == 3
+    (accepted,) = (r for r in copy_of_night.read("runs").collect() if r["run_id"] == report.run_id)
+    assert accepted["status"] == "published"
+    assert json.loads(accepted["gates"])["accepted"]
 
 
 def test_an_earlier_day_leaves_later_responses_out(warehouse: Warehouse) -> None:

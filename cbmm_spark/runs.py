@@ -1,0 +1,135 @@
+"""The table `runs`: which run belongs to which day, and which one readers see."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from cbmm_spark.tables import SPECS, Warehouse
+from cbmm_spark.tables.ddl import literal
+
+LATEST = {"latest_abilities": "abilities", "latest_item_parameters": "item_parameters"}
+"""Each table of the last published run, and where its rows come from."""
+
+RUN_TABLES = ("run_scales", "run_iterations", "run_abilities")
+"""What belongs to a run without being a result of its day."""
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """Which run rows belong to."""
+
+    run_id: str
+    scored_on: dt.date
+
+    def onto(self, df: DataFrame) -> DataFrame:
+        """Add the key's columns to a frame."""
+        return df.withColumn("run_id", F.lit(self.run_id)).withColumn("scored_on", F.lit(self.scored_on))
+
+
+class Run(NamedTuple):
+    """A row of `runs`, as far as publishing needs it; its times have a time zone."""
+
+    run_id: str
+    scored_on: dt.date
+    status: str
+    started_at: dt.datetime
+    heartbeat_at: dt.datetime | None = None
+    owner: str | None = None
+
+    @property
+    def seen_at(self) -> dt.datetime:
+        """The last sign of life."""
+        return self.heartbeat_at or self.started_at
+
+
+def runs_of(warehouse: Warehouse, days: Iterable[dt.date]) -> list[Run]:
+    """Return all runs of some days."""
+    rows = warehouse.read("runs").where(is_of_days(days)).select(*Run._fields).collect()
+    return [_run(row.asDict()) for row in rows]
+
+
+def last_published(warehouse: Warehouse, before: dt.date | None = None) -> Run | None:
+    """The published run of the greatest day (earlier than `before`), then of the latest start; None without one."""
+    newest = (F.desc("scored_on"), F.desc("started_at"), F.desc("run_id"))
+    runs = warehouse.read("runs").where("status = 'published'")
+    if before is not None:
+        runs = runs.where(F.col("scored_on") < F.lit(before))
+    row = runs.orderBy(*newest).select(*Run._fields).first()
+    return None if row is None else _run(row.asDict())
+
+
+def published(warehouse: Warehouse, name: str) -> DataFrame:
+    """The rows of a table that belong to published runs: what a reader is meant to see.
+
+    Parameters
+    ----------
+    warehouse
+        Where.
+    name
+        A table with a run_id.
+
+    Raises
+    ------
+    InputError
+        A table is missing.
+    """
+    keys: list[str] = [key for key in ("run_id", "scored_on") if key in SPECS[name].column_names]
+    runs = warehouse.read("runs").where("status = 'published'").select(*keys)
+    return warehouse.read(name).join(F.broadcast(runs), keys, "left_semi").select(*SPECS[name].column_names)
+
+
+def published_abilities(warehouse: Warehouse) -> DataFrame:
+    """`abilities` of published runs: one complete night for every published day."""
+    return published(warehouse, "abilities")
+
+
+def is_of_days(days: Iterable[dt.date]) -> str:
+    """SQL: the row is of one of some days. Alone it chooses whole partitions of the results."""
+    listed = sorted(set(days))
+    if len(listed) == 1:
+        return f"scored_on = DATE'{listed[0].isoformat()}'"
+    dates = ", ".join(f"DATE'{day.isoformat()}'" for day in listed)
+    return f"scored_on IN ({dates})"
+
+
+def is_of_runs(run_ids: Iterable[str]) -> str:
+    """SQL: the row is of one of some runs."""
+    listed = sorted(set(run_ids))
+    if len(listed) == 1:
+        return f"run_id = {literal(listed[0])}"
+    return f"run_id IN ({', '.join(literal(run_id) for run_id in listed)})"
+
+
+def is_of_keys(keys: Sequence[RunKey]) -> str:
+    """SQL: the row is of one of some runs and of that run's own day."""
+    where = f"{is_of_days(key.scored_on for key in keys)} AND {is_of_runs(key.run_id for key in keys)}"
+    if len(keys) == 1:
+        return where
+    pairs = (f"({is_of_days([key.scored_on])} AND {is_of_runs([key.run_id])})" for key in keys)
+    return f"{where} AND ({' OR '.join(pairs)})"
+
+
+def check_keys(keys: Sequence[RunKey]) -> None:
+    """See that runs handled together are of different days, as a day has one published run.
+
+    Raises
+    ------
+    ValueError
+        They are not, or there are none.
+    """
+    if not keys:
+        raise ValueError("no run is given")
+    if len({key.scored_on for key in keys}) < len(keys) or len({key.run_id for key in keys}) < len(keys):
+        raise ValueError("runs handled together need identifiers and days of their own")
+
+
+def _run(values: dict[str, object]) -> Run:
+    # PySpark gives times without a zone, in that of the process; a time of day that occurs twice is told apart by fold.
+    aware = {k: v.astimezone(dt.UTC) if isinstance(v, dt.datetime) else v for k, v in values.items()}
+    return Run(**aware)  # type: ignore[arg-type]

@@ -1,0 +1,28 @@
+"""The little leaderboard that runs are killed on, and the settings of its nights."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from cbmm_spark.config import Config, PackConfig, ScalesConfig, SolverConfig
+from tests.kernels.layouts import drawn
+from tests.spark.helpers import DAY, Matrix
+
+MODELS, ITEMS = 30, 40
+TONIGHT = DAY + dt.timedelta(days=1)
+# A tolerance near rounding: a fit that was resumed ends where one from the beginning does, to many digits.
+SOLVER = SolverConfig(partitions=2, warm_start=False, tolerance=1e-7)
+CONFIG = Config(pack=PackConfig(items_per_block=40), scales=ScalesConfig(per_benchmark=False), solver=SOLVER)
+
+
+def last_night() -> dict[str, Matrix]:
+    """All models but the last two."""
+    n, k = drawn(MODELS, ITEMS, 7, observed=0.95)
+    n[-2:] = 0.0
+    return {"b": Matrix(n, k * n)}
+
+
+def tonight() -> dict[str, Matrix]:
+    """All models."""
+    n, k = drawn(MODELS, ITEMS, 7, observed=0.95)
+    return {"b": Matrix(n, k * n)}
