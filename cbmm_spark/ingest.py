@@ -17,19 +17,21 @@ from pyspark.sql import SparkSession
 from cbmm_spark.batch import make_batch
 from cbmm_spark.checks import check_batch, coverage
 from cbmm_spark.config import Config
+from cbmm_spark.describe import describe_jobs
 from cbmm_spark.errors import ConfigError
 from cbmm_spark.ingest_report import Example, IngestReport, keep_report
 from cbmm_spark.merge import commit_batch
 from cbmm_spark.quarantine import keep_refused
 from cbmm_spark.readers import ReadOptions, read_source
 from cbmm_spark.readers.files import reading
-from cbmm_spark.tables import Warehouse
+from cbmm_spark.tables import Warehouse, add_provenance, recorded
 
 __all__ = ["Example", "IngestReport", "ingest"]
 
 _UTC_NAMES = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 
 
+@recorded("ingest")
 def ingest(
     spark: SparkSession,
     warehouse: Warehouse,
@@ -39,6 +41,7 @@ def ingest(
     benchmark: str | None = None,
     model: str | None = None,
     items: str | None = None,
+    fingerprint: str | None = None,
 ) -> IngestReport:
     """Take evaluation results into the warehouse.
 
@@ -58,6 +61,9 @@ def ingest(
         For a source that has no column for them.
     items
         A file or table of all items of the benchmark, for formats that list only some of them.
+    fingerprint
+        What `sources.fingerprint` said of the input before it was read, kept in `ingests`: a night leaves an input
+        alone whose fingerprint is still the same.
 
     Returns
     -------
@@ -76,19 +82,27 @@ def ingest(
     """
     if spark.conf.get("spark.sql.session.timeZone") not in _UTC_NAMES:
         raise ConfigError("the Spark session is not in UTC: set spark.sql.session.timeZone=UTC")
+    started = datetime.now(UTC)
+    ingest_id = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    add_provenance(ingest_id=ingest_id)
+    describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: look at {path}")
     rules = config.ingest
     options = ReadOptions(rules, benchmark, model, items)
     raw, name, reason = read_source(spark, path, format, options)
-    started = datetime.now(UTC)
     with ExitStack() as held:
+        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: read {path}")
         with reading(path):
             batch = make_batch(raw, rules, path, held)
+        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: check")
         warnings = check_batch(warehouse, batch, rules.checks)
+        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: compare and commit")
         became = commit_batch(warehouse, batch, rules.duplicates, started)
+        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: quarantine")
         refused = keep_refused(warehouse, batch, started)
+        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: report")
         covered = coverage(batch)
     report = IngestReport(
-        ingest_id=f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        ingest_id=ingest_id,
         path=path,
         format=name,
         format_reason=reason,
@@ -109,5 +123,5 @@ def ingest(
         warnings=tuple(warnings),
         coverage=tuple(covered),
     )
-    keep_report(warehouse, report, started)
+    keep_report(warehouse, report, started, fingerprint)
     return report

@@ -16,8 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.checkpoint import AbilitySaver
 from cbmm_spark.config import Config, SolverConfig
+from cbmm_spark.describe import describe_jobs, job_description
 from cbmm_spark.errors import CbmmError, InputError, NotConvergedError
-from cbmm_spark.fit import SparkBlocks, job_description
+from cbmm_spark.fit import SparkBlocks
 from cbmm_spark.kernels.components import component_numbers
 from cbmm_spark.kernels.dense import Penalty
 from cbmm_spark.kernels.loop import IterationRecord, LoopOptions, ScaleFit, alternate, start_scale
@@ -29,7 +30,7 @@ from cbmm_spark.publish import finish_run, publish, start_run, write_results
 from cbmm_spark.results import RunKey, ability_rows, item_rows, iteration_rows, scale_rows
 from cbmm_spark.scale_flags import scale_flags
 from cbmm_spark.scales import Scales, choose_scales
-from cbmm_spark.tables import Warehouse
+from cbmm_spark.tables import Warehouse, add_provenance, recorded
 from cbmm_spark.warm import earlier_abilities
 
 SAME_OPTIMUM = 1e-8
@@ -69,6 +70,7 @@ class Inputs:
     items: DataFrame
     responses_version: int
     n_models: int
+    versions: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class RescoreReport:
     exit_code: int = 0
 
 
+@recorded("rescore")
 def rescore(
     spark: SparkSession, warehouse: Warehouse, config: Config, as_of: dt.date | None, listener: Listener
 ) -> RescoreReport:
@@ -132,10 +135,14 @@ def rescore(
     clock = _Clock()
     started_at = dt.datetime.now(dt.UTC)
     key = RunKey(f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}", as_of or started_at.date())
+    add_provenance(run_id=key.run_id, scored_on=key.scored_on)
     with job_description(spark, f"cbmm-spark {key.run_id}: pack responses"):
         inputs = _inputs(spark, warehouse, config, as_of, listener)
     clock.lap("pack")
+    add_provenance(input_versions=inputs.versions)
+    describe_jobs(spark, f"cbmm-spark {key.run_id}: start")
     start_run(warehouse, key.run_id, key.scored_on, config.as_json(), inputs.responses_version, started_at)
+    describe_jobs(spark, f"cbmm-spark {key.run_id}: fit")
     try:
         report = _fit_and_write(spark, warehouse, config, inputs, key, listener, clock)
     except NotConvergedError as error:
@@ -146,6 +153,7 @@ def rescore(
         with contextlib.suppress(Exception):  # a lost session cannot be told; the next run of the day tidies up
             finish_run(warehouse, key.run_id, "failed", " ".join(message.split())[:1000])
         raise
+    describe_jobs(spark, f"cbmm-spark {key.run_id}: publish")
     publish(warehouse, key.run_id, key.scored_on)
     clock.lap("publish")
     return report
@@ -157,7 +165,8 @@ def _inputs(
     """Pin what is read: the stored blocks, or for an earlier day tiles of the responses up to it."""
     version = warehouse.version("responses")  # first of all: a warehouse without responses is told so
     total = n_models(warehouse)
-    items = warehouse.read("items", warehouse.version("items"))
+    versions = {"responses": version, "items": warehouse.version("items")}
+    items = warehouse.read("items", versions["items"])
     if as_of is not None:
         responses = warehouse.read("responses", version)
         end = dt.datetime.combine(as_of + dt.timedelta(days=1), dt.time(), dt.UTC)
@@ -169,12 +178,14 @@ def _inputs(
             if kept.isEmpty():
                 raise InputError(f"no response was evaluated by {as_of}; choose a later --as-of")
             tiles = tiles_of(kept, total, config.pack, version)
-            return Inputs(tiles, model_benchmarks(kept), items, version, total)
+            return Inputs(tiles, model_benchmarks(kept), items, version, total, versions)
     packed = pack(spark, warehouse, config)
     listener.event("packed", **vars(packed))
-    blocks = warehouse.read("response_blocks", warehouse.version("response_blocks"))
-    members = warehouse.read("model_benchmarks", warehouse.version("model_benchmarks"))
-    return Inputs(blocks, members, items, packed.responses_version, total)
+    versions["responses"] = packed.responses_version
+    versions |= {name: warehouse.version(name) for name in ("response_blocks", "model_benchmarks")}
+    blocks = warehouse.read("response_blocks", versions["response_blocks"])
+    members = warehouse.read("model_benchmarks", versions["model_benchmarks"])
+    return Inputs(blocks, members, items, packed.responses_version, total, versions)
 
 
 def _fit_and_write(
@@ -191,6 +202,7 @@ def _fit_and_write(
         refuse = config.rescore.disconnected == "refuse"
         fits = fit_scales(blocks, scales, config.solver, inputs.n_models, warehouse, key, listener, refuse)
         clock.lap("fit")
+        describe_jobs(spark, f"cbmm-spark {key.run_id}: write iterations")
         unconverged = [name for name, fit in fits.items() if not fit.converged]
         write_results(warehouse, "run_iterations", iteration_rows(spark, fits, scales, key), key.run_id, key.scored_on)
         if unconverged:
