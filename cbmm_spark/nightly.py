@@ -24,6 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark import __version__
 from cbmm_spark.config import Config
+from cbmm_spark.describe import job_description
 from cbmm_spark.errors import CbmmError, InputError
 from cbmm_spark.ingest import IngestReport, ingest
 from cbmm_spark.ingest_report import nothing_accepted
@@ -185,7 +186,8 @@ class Night:
                 if step.step not in self._chosen:
                     step.outcome, step.note = "skipped", "as asked for"
                     continue
-                with self._timed(step):
+                told = f"cbmm-spark nightly {self.report.night_id}: {step.step}"
+                with self._timed(step), job_description(self._spark, told):
                     step.outcome, step.note = actions[step.step]()
                 if step.outcome == "failed" and self._stops(step):
                     break
@@ -323,6 +325,11 @@ class Night:
     def plan(self) -> NightReport:
         """Find out what `run` would do; nothing is written."""
         self.report.dry_run = True
+        with job_description(self._spark, "cbmm-spark nightly: dry run"):
+            self._plan_steps()
+        return self.report
+
+    def _plan_steps(self) -> None:
         will_write = False
         for step in self.report.steps:
             if step.step not in self._chosen:
@@ -337,7 +344,6 @@ class Night:
                 step.outcome, step.note = self._plan_pack(will_write)
             else:
                 step.outcome, step.note = self._plan_rescore(will_write)
-        return self.report
 
     def _plan_ingest(self) -> bool:
         nightly = self._config.nightly

@@ -32,6 +32,19 @@ def ingested(**counts: int) -> IngestReport:
     return IngestReport(**{**fields, **texts, **lists, **tuples, "read": 5, "accepted": 5, **counts})
 
 
+class Session:
+    """As much of a session as describing jobs needs."""
+
+    def __init__(self) -> None:
+        self.sparkContext = self
+
+    def setLocalProperty(self, _name: str, _value: str | None) -> None:  # noqa: N802
+        """Nobody looks."""
+
+    def getLocalProperty(self, _name: str) -> str | None:  # noqa: N802
+        return None
+
+
 class Stage:
     """The steps of a night, each of which notes that it was reached; a source or step may be made to fail."""
 
@@ -69,7 +82,7 @@ class Stage:
         configured = tuple(SourceConfig(name, name) for name in sources)
         config = dataclasses.replace(Config(), nightly=NightlyConfig(on_error, sources=configured))
         warehouse: Any = SimpleNamespace(location=lambda name: name)
-        session: Any = None
+        session: Any = Session()
         return Night(session, warehouse, config, as_of, steps, Progress("json", self.said)).run()
 
     def outcomes(self, report: NightReport) -> list[str]:
