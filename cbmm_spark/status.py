@@ -6,13 +6,12 @@ that is not whole, is just what somebody wants to look at.
 
 from __future__ import annotations
 
-import contextvars
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
@@ -24,6 +23,8 @@ from cbmm_spark.text_table import duration, size, text_table
 
 _AT_ONCE = 4  # questions about tables asked at the same time: most of each is waiting for storage
 _LONGEST_NOTE = 60
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -71,15 +72,14 @@ def status(warehouse: Warehouse, nights: int, now: dt.datetime | None = None) ->
     Status
     """
     now = now or dt.datetime.now(dt.UTC)
-    describe_jobs(warehouse.spark, "cbmm-spark status")
     with ThreadPoolExecutor(_AT_ONCE) as pool:
 
-        def ask(function: Any, *arguments: Any) -> Any:
-            return pool.submit(contextvars.copy_context().run, function, *arguments)
+        def ask(function: Callable[..., _Answer], *arguments: Any) -> Future[_Answer]:
+            return pool.submit(_described, function, warehouse, *arguments)
 
-        details = {name: ask(_detail, warehouse, name) for name in SPECS}
-        runs = ask(_runs, warehouse, nights)
-        ingests = ask(_ingests, warehouse, nights)
+        details = {name: ask(_detail, name) for name in SPECS}
+        runs = ask(_runs, nights)
+        ingests = ask(_ingests, nights)
         found = {name: detail.result() for name, detail in details.items()}
         rows = runs.result()
         return Status(
@@ -93,6 +93,11 @@ def status(warehouse: Warehouse, nights: int, now: dt.datetime | None = None) ->
 
 
 # ------------------------------------------------------------------------------------------------ asking
+def _described(function: Callable[..., _Answer], warehouse: Warehouse, *arguments: Any) -> _Answer:
+    describe_jobs(warehouse.spark, "cbmm-spark status")  # each thread has its own
+    return function(warehouse, *arguments)
+
+
 def _detail(warehouse: Warehouse, name: str) -> dict[str, Any] | None:
     try:
         size = warehouse.size(name)
