@@ -361,12 +361,9 @@ class Night:
         if self._warehouse.look("responses") is None:
             return "planned", "there are no responses yet"
         version = self._warehouse.version("responses")
-        packed = packed_version(self._warehouse, self._config.pack)
-        if packed != version:
-            state = (
-                "there are no blocks of the configured size" if packed is None else f"blocks are of version {packed}"
-            )
-            return "planned", f"{state}, responses are at version {version}"
+        behind = blocks_behind(self._warehouse, self._config, version)
+        if behind is not None:
+            return "planned", f"{behind}, responses are at version {version}"
         hedge = ", unless a source brings something new" if will_write else ""
         return "planned", f"blocks are current (responses version {version}){hedge}"
 
@@ -386,6 +383,14 @@ class Night:
         before = last_published(self._warehouse, day)
         told.append("no earlier day to compare with" if before is None else _compared(before.run_id, before.scored_on))
         return "planned", ", ".join(told)
+
+
+def blocks_behind(warehouse: Warehouse, config: Config, version: int) -> str | None:
+    """Return in words why stored blocks are not those of a version of `responses`, None where they are."""
+    packed = packed_version(warehouse, config.pack)
+    if packed is None:
+        return "there are no blocks of the configured size"
+    return None if packed == version else f"blocks are of version {packed}"
 
 
 def same_fit(one: str, other: str) -> bool:
