@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 
@@ -9,6 +10,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
+from cbmm_spark.describe import describe_jobs
 from cbmm_spark.kernels.model import F64
 from cbmm_spark.kernels.stage import Index
 from cbmm_spark.tables import SPECS, Warehouse
@@ -40,7 +42,8 @@ class AbilitySaver:
         self._closed = False
         self.saved = 0
         self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._work, name="save abilities", daemon=True)
+        context = contextvars.copy_context()  # commits of the thread say which command they belong to
+        self._thread = threading.Thread(target=context.run, args=(self._work,), name="save abilities", daemon=True)
         self._thread.start()
 
     def put(self, scale: str, iteration: int, models: Index, theta: F64) -> None:
@@ -58,6 +61,7 @@ class AbilitySaver:
         self._thread.join()
 
     def _work(self) -> None:
+        describe_jobs(self._warehouse.spark, f"cbmm-spark {self._run_id}: save abilities")
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from cbmm_spark.tables import Warehouse
     from cbmm_spark.truth import Truth
 
+NIGHT_STEPS = ("ingest", "pack", "rescore")
+MAINTAIN_STEPS = ("backup", "retention", "optimize", "vacuum")
+"""Known here because Spark is not to be loaded for a wrong name; a test compares them with what is done."""
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the signal's number, as shells count."""
 
@@ -99,6 +103,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_ingest(commands)
     _add_quarantine(commands)
     _add_rescore(commands)
+    _add_nightly(commands)
+    _add_status(commands)
+    _add_maintain(commands)
     return parser
 
 
@@ -183,12 +190,6 @@ def _add_quarantine(commands: Any) -> None:
     parsers["drop"].add_argument("--all", action="store_true", help="everything, where neither of the above is given")
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines, such as 20")
-    return int(text)
-
-
 def _add_rescore(commands: Any) -> None:
     parser = _add_command(
         commands, "rescore", _rescore, "Fit all scales to all responses so far and publish abilities and items."
@@ -213,6 +214,49 @@ def _add_rescore(commands: Any) -> None:
     )
     parser.add_argument("--take-over", action="store_true", help="take the day from another run that still holds it")
     parser.add_argument("--accept-gates", action="store_true", help="publish although gates fail ([gates])")
+
+
+def _add_nightly(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "nightly",
+        _nightly,
+        "The whole night: ingest of the configured sources, packing, rescore, publishing.",
+    )
+    parser.add_argument("--as-of", type=_date, metavar="DATE", help="scored_on, YYYY-MM-DD (default: today in UTC)")
+    _add_steps(parser, NIGHT_STEPS)
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, write nothing")
+
+
+def _add_status(commands: Any) -> None:
+    parser = _add_command(commands, "status", _status, "One screen: last nights and ingests, who holds a day, sizes.")
+    parser.add_argument("--nights", type=_count, default=7, metavar="N", help="runs and ingests listed (default: 7)")
+
+
+def _add_maintain(commands: Any) -> None:
+    parser = _add_command(
+        commands, "maintain", _maintain, "Upkeep: a copy (--backup), old nights, small files, unneeded files."
+    )
+    _add_steps(parser, MAINTAIN_STEPS)
+    parser.add_argument("--backup", metavar="URI", help="copy all tables to this new place first")
+    parser.add_argument("--tables", type=_names, metavar="NAME,…", help="copy only these tables")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, write nothing")
+
+
+def _add_steps(parser: _Parser, steps: Sequence[str]) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--skip", type=_names, metavar="STEP,…", help=f"leave these out: {', '.join(steps)}")
+    which.add_argument("--only", type=_names, metavar="STEP,…", help="do only these")
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in (each.strip() for each in text.split(",")) if name]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
 
 
 def _date(text: str) -> datetime.date:
@@ -257,9 +301,10 @@ def _ingest(given: argparse.Namespace) -> int:
     preflight.check_writable(config.warehouse)
     with Progress(given.output) as progress, _spark(config, "cbmm-spark ingest") as spark:
         from cbmm_spark.ingest import ingest
+        from cbmm_spark.ingest_report import nothing_accepted
         from cbmm_spark.tables import Warehouse
 
-        warehouse = Warehouse(spark, _root(config))
+        warehouse = Warehouse(spark, _root(config.warehouse))
         report = ingest(
             spark,
             warehouse,
@@ -278,10 +323,7 @@ def _ingest(given: argparse.Namespace) -> int:
             table=warehouse.location("responses"),
         )
         if report.read and not report.accepted:
-            raise InputError(
-                f"none of the {report.read:,} rows of {given.input} is a response; they are in "
-                f"{warehouse.location('quarantine')} with their reasons"
-            )
+            raise nothing_accepted(warehouse, given.input, report.read)
     return 0
 
 
@@ -303,7 +345,7 @@ def _quarantine(given: argparse.Namespace) -> int:
         from cbmm_spark.quarantine_table import Selection, drop_refused, list_refused
         from cbmm_spark.tables import Warehouse
 
-        warehouse, selection = Warehouse(spark, _root(config)), Selection(given.reason, given.source)
+        warehouse, selection = Warehouse(spark, _root(config.warehouse)), Selection(given.reason, given.source)
         if given.action == "list":
             listing = list_refused(warehouse, selection, given.limit)
             progress.result("quarantine", lambda: "\n".join(listing.lines()), **dataclasses.asdict(listing))
@@ -340,17 +382,97 @@ def _rescore(given: argparse.Namespace) -> int:
         from cbmm_spark.rescore import RunOptions, rescore
         from cbmm_spark.tables import Warehouse
 
-        warehouse = Warehouse(spark, _root(config))
+        warehouse = Warehouse(spark, _root(config.warehouse))
         options = RunOptions(given.fresh, given.take_over, given.accept_gates, given.items_from, given.only_new)
         report = rescore(spark, warehouse, config, given.as_of, progress, options)
         _show(progress, warehouse, config, report, truth)
     return report.exit_code
 
 
-def _root(config: Config) -> str:
-    """The warehouse with a local folder made absolute: Delta takes no table by a relative path."""
+def _nightly(given: argparse.Namespace) -> int:
+    config = _config(given)
+    steps = _steps(given, NIGHT_STEPS)
+    if "ingest" in steps and not config.nightly.sources:
+        raise ConfigError("there is nothing to ingest: add [[nightly.sources]] to the configuration, or --skip ingest")
+    preflight.check_writable(config.warehouse)
+    if "ingest" not in steps:
+        check_warehouse(config.warehouse)
+    from cbmm_spark.night_command import Figures, run_night
+
+    with (
+        Figures(None if given.dry_run else config.nightly.metrics_file) as figures,
+        Progress(given.output) as progress,
+        _spark(config, "cbmm-spark nightly") as spark,
+    ):
+        from cbmm_spark.tables import Warehouse
+
+        warehouse = Warehouse(spark, _root(config.warehouse))
+
+        def show(report: RescoreReport) -> None:
+            _show(progress, warehouse, config, report, None)
+
+        run_night(warehouse, config, given.as_of, steps, progress, show, figures, given.dry_run)
+    return 0
+
+
+def _status(given: argparse.Namespace) -> int:
+    config = _config(given)
     path = preflight.warehouse_path(config.warehouse)
-    return config.warehouse if path is None else str(path.absolute())
+    if path is not None and not path.is_dir():
+        raise InputError(f"the warehouse {config.warehouse} does not exist: give its place with --warehouse")
+    with Progress(given.output) as progress, _spark(config, "cbmm-spark status") as spark:
+        from cbmm_spark.status import as_text, status
+        from cbmm_spark.tables import Warehouse
+
+        told = status(Warehouse(spark, _root(config.warehouse)), given.nights)
+        progress.result("status", lambda: as_text(told), **dataclasses.asdict(told))
+    return 0
+
+
+def _maintain(given: argparse.Namespace) -> int:
+    config = _config(given)
+    steps = _steps(given, MAINTAIN_STEPS)
+    if given.backup is None and (given.tables is not None or given.only == ["backup"]):
+        raise ConfigError("a copy needs a place: add --backup URI")
+    path = preflight.warehouse_path(config.warehouse)
+    if path is not None and not path.is_dir():
+        raise InputError(f"the warehouse {config.warehouse} does not exist: give its place with --warehouse")
+    preflight.check_writable(config.warehouse)
+    if given.backup is not None:
+        preflight.check_writable(given.backup)
+    with Progress(given.output) as progress, _spark(config, "cbmm-spark maintain") as spark:
+        from cbmm_spark import maintain
+        from cbmm_spark.backup import COPIED, check_tables
+        from cbmm_spark.tables import Warehouse
+
+        tables = COPIED if given.tables is None else tuple(given.tables)
+        check_tables(tables)
+        target = None if given.backup is None else Warehouse(spark, _root(given.backup))
+        report = maintain.maintain(
+            spark, Warehouse(spark, _root(config.warehouse)), config, steps, progress, target, tables, given.dry_run
+        )
+        progress.result("maintained", lambda: maintain.as_text(report), **maintain.as_event(report))
+        if report.error is not None:
+            raise report.error
+    return 0
+
+
+def _steps(given: argparse.Namespace, known: Sequence[str]) -> tuple[str, ...]:
+    """The steps asked for, in their order."""
+    option, named = ("--only", given.only) if given.only is not None else ("--skip", given.skip or [])
+    unknown = [name for name in named if name not in known]
+    if unknown:
+        raise ConfigError(f"{option}: there is no step {', '.join(unknown)}; the steps are {', '.join(known)}")
+    steps = tuple(name for name in known if (name in named) == (given.only is not None))
+    if not steps:
+        raise ConfigError(f"{option} leaves no step to do; the steps are {', '.join(known)}")
+    return steps
+
+
+def _root(warehouse: str) -> str:
+    """The warehouse with a local folder made absolute: Delta takes no table by a relative path."""
+    path = preflight.warehouse_path(warehouse)
+    return warehouse if path is None else str(path.absolute())
 
 
 def _truth(folder: Path | None) -> Truth | None:

@@ -201,6 +201,7 @@ class LinkingConfig:
     reference: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
 class GateActions:
     """What each gate does when its limit is crossed."""
 
@@ -235,6 +236,39 @@ class RetentionConfig:
     keep_monthly: int = _within(120, 0)
     keep_saved_nights: int = _within(14, 1)
     keep_failed_days: int = _within(30, 1)
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """One input of a night; the options mean what those of `cbmm-spark ingest` mean, an empty text: not given."""
+
+    name: str = ""
+    input: str = ""
+    format: str = "auto"
+    benchmark: str | Literal[""] = ""
+    model: str | Literal[""] = ""
+    items: str | Literal[""] = ""
+    mapping: str | Literal[""] = ""
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class NightlyConfig:
+    """What `cbmm-spark nightly` reads, and when it gives up."""
+
+    on_source_error: Literal["stop", "continue"] = "stop"
+    skip_unchanged: bool = True
+    metrics_file: str | Literal[""] = ""
+    sources: tuple[SourceConfig, ...] = ()
+
+
+@dataclass(frozen=True)
+class MaintainConfig:
+    """How long files that no current version needs are kept, and which files are too small."""
+
+    vacuum_hours: int = _within(168, 168, 24 * 3660)
+    small_file_mb: int = _within(64, 1, 1024)
+    large_file_mb: int = _within(256, 1, 4096)
 
 
 @dataclass(frozen=True)
@@ -280,6 +314,8 @@ class Config:
     linking: LinkingConfig = field(default_factory=LinkingConfig)
     gates: GatesConfig = field(default_factory=GatesConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
+    nightly: NightlyConfig = field(default_factory=NightlyConfig)
+    maintain: MaintainConfig = field(default_factory=MaintainConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
     spark: SparkConfig = field(default_factory=SparkConfig)
 
@@ -445,12 +481,29 @@ def _build(kind: type, values: Any, parents: tuple[str, ...], where: str, start:
         key = (*parents, name)
         if dataclasses.is_dataclass(hints[name]):
             replaced[name] = _build(typing.cast(type, hints[name]), value, key, where, getattr(base, name))
+        elif (row := _row_type(hints[name])) is not None:
+            replaced[name] = _build_rows(row, value, key, where)
         elif _is_subclass(typing.get_origin(hints[name]), Mapping):
             added = _convert_table(hints[name], value, key, where, limits[name])
             replaced[name] = {**getattr(base, name), **added}
         else:
             replaced[name] = _convert(hints[name], value, ".".join(key), where, limits[name])
     return dataclasses.replace(base, **replaced)
+
+
+def _row_type(kind: Any) -> type | None:
+    """The dataclass of which `kind` is a tuple: a list of tables in TOML. None for any other type."""
+    arguments = typing.get_args(kind) if typing.get_origin(kind) is tuple else ()
+    if not arguments or not dataclasses.is_dataclass(arguments[0]):
+        return None
+    return typing.cast(type, arguments[0])
+
+
+def _build_rows(row: type, values: Any, key: tuple[str, ...], where: str) -> tuple[Any, ...]:
+    name = ".".join(key)
+    if not isinstance(values, list | tuple):
+        raise ConfigError(f"{name} {where} must be a list of tables, each [[{name}]], not {_describe(values)}")
+    return tuple(_build(row, each, (*key, str(number)), where) for number, each in enumerate(values, 1))
 
 
 def _is_subclass(candidate: Any, parent: type) -> bool:
@@ -569,8 +622,25 @@ def _check_together(config: Config, where: str) -> None:
     if not re.fullmatch(r"\d+[kmgt]b?", config.spark.driver_memory.lower()):
         given = config.spark.driver_memory
         raise ConfigError(f'spark.driver_memory must be a size such as "4g" or "512m", not "{given}"; see {where}')
+    _check_sources(config.nightly.sources, where)
+    if config.maintain.small_file_mb > config.maintain.large_file_mb:
+        raise ConfigError(
+            f"maintain.small_file_mb ({config.maintain.small_file_mb}) is above maintain.large_file_mb "
+            f"({config.maintain.large_file_mb}), see {where}"
+        )
     reserved = {"overall"} & set(config.scales.groups)
     if reserved:
         raise ConfigError(f"scales.groups.overall in {where}: this name belongs to the scale of all benchmarks")
     if not (config.scales.per_benchmark or config.scales.overall or config.scales.groups):
         raise ConfigError(f"no scale is left to fit: set scales.per_benchmark or scales.overall to true, see {where}")
+
+
+def _check_sources(sources: Sequence[SourceConfig], where: str) -> None:
+    seen: set[str] = set()
+    for number, source in enumerate(sources, 1):
+        missing = [key for key in ("name", "input") if not getattr(source, key)]
+        if missing:
+            raise ConfigError(f"source {number} of nightly.sources has no {' and no '.join(missing)}, see {where}")
+        if source.name in seen:
+            raise ConfigError(f"two of nightly.sources are called {source.name}, see {where}: give each its own name")
+        seen.add(source.name)

@@ -13,7 +13,6 @@ partition order across them, in float64, so that the same input and layout give 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import astuple
 from typing import Any
 
@@ -25,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.blocks import ITEM_BLOCK_SCHEMA, join_tiles, read_block
+from cbmm_spark.describe import job_description
 from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.components import merge_labels
 from cbmm_spark.kernels.loop import ScalePass
@@ -305,18 +305,12 @@ class SparkBlocks:
                 ]
                 yield _row(scale, chunk, 0, combine(scale, chunk, ordered))
 
-        self._describe(description)
-        try:
+        with job_description(self.spark, description):
             sums = self.blocks.mapInArrow(partition, SUMS_SCHEMA)
             shuffled = sums.repartition(self.partitions, "scale", "chunk")
             table = shuffled.mapInArrow(model_partition, SUMS_SCHEMA).toArrow()
-        finally:
-            self._describe(None)
         rows = [(row["scale"], row["chunk"], np.frombuffer(row["payload"], dtype="<f8")) for row in table.to_pylist()]
         return sorted(rows, key=lambda row: (row[0], row[1]))
-
-    def _describe(self, text: str | None) -> None:
-        self.spark.sparkContext.setLocalProperty("spark.job.description", text)  # type: ignore[arg-type]
 
     def _set(self, key: str, value: str) -> None:
         self._restore[key] = self.spark.conf.get(key, None)
@@ -326,16 +320,6 @@ class SparkBlocks:
 def default_parallelism(spark: SparkSession) -> int:
     """Return how many tasks the cluster runs at once."""
     return max(1, spark.sparkContext.defaultParallelism)
-
-
-@contextmanager
-def job_description(spark: SparkSession, text: str) -> Iterator[None]:
-    """Say in Spark's pages what the jobs inside are for."""
-    spark.sparkContext.setLocalProperty("spark.job.description", text)
-    try:
-        yield
-    finally:
-        spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
 
 
 def _blocks(batches: Batches) -> Iterator[tuple[Block, dict[str, Any]]]:

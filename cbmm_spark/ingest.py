@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from cbmm_spark.batch import make_batch
 from cbmm_spark.checks import check_batch, coverage
 from cbmm_spark.config import Config, IngestConfig, load_mapping
+from cbmm_spark.describe import describe_jobs
 from cbmm_spark.errors import ConfigError
 from cbmm_spark.ingest_report import Example, IngestReport, keep_report
 from cbmm_spark.merge import commit_batch
@@ -27,7 +28,7 @@ from cbmm_spark.quarantine import Reread, keep_refused
 from cbmm_spark.readers import RawFrame, ReadOptions, read_source
 from cbmm_spark.readers.files import reading, session_settings
 from cbmm_spark.responses import validate
-from cbmm_spark.tables import Warehouse
+from cbmm_spark.tables import Warehouse, add_provenance, recorded
 
 __all__ = ["Example", "Given", "IngestReport", "ingest", "take_in"]
 
@@ -73,6 +74,7 @@ class Given:
         return {name: value for name, value in given.items() if value is not None}
 
 
+@recorded("ingest")
 def ingest(
     spark: SparkSession,
     warehouse: Warehouse,
@@ -83,6 +85,7 @@ def ingest(
     model: str | None = None,
     items: str | None = None,
     mapping: str | None = None,
+    fingerprint: str | None = None,
 ) -> IngestReport:
     """Take evaluation results into the warehouse.
 
@@ -98,6 +101,9 @@ def ingest(
         As in `Given`.
     mapping
         A TOML file to lay over `config.ingest` (`config.load_mapping`).
+    fingerprint
+        What `sources.fingerprint` said of the input before it was read, kept in `ingests`: a night leaves an input
+        alone whose fingerprint is still the same.
 
     Returns
     -------
@@ -117,8 +123,9 @@ def ingest(
     check_utc(spark)
     given = Given(path, format, benchmark, model, items, mapping)
     rules = (config if mapping is None else load_mapping(config, mapping)).ingest
+    describe_jobs(spark, f"cbmm-spark ingest: look at {path}")
     raw, name, reason = read_source(spark, path, format, given.options(rules))
-    return take_in(warehouse, rules, given, raw, (name, reason))
+    return take_in(warehouse, rules, given, raw, (name, reason), fingerprint=fingerprint)
 
 
 def check_utc(spark: SparkSession) -> None:
@@ -140,6 +147,7 @@ def take_in(
     raw: RawFrame,
     format: tuple[str, str],
     reread: Reread | None = None,
+    fingerprint: str | None = None,
 ) -> IngestReport:
     """Take what a reader gave into the warehouse.
 
@@ -153,6 +161,8 @@ def take_in(
         The format's name, and why it was taken.
     reread
         Rows of `quarantine` that this input decides about anew.
+    fingerprint
+        As for `ingest`.
 
     Raises
     ------
@@ -160,17 +170,25 @@ def take_in(
         As `ingest`.
     """
     name, reason = format
+    spark = warehouse.spark
     started = datetime.now(UTC)
+    ingest_id = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    add_provenance(ingest_id=ingest_id)
     with ExitStack() as held:
-        with reading(given.path), session_settings(warehouse.spark, **_LIMITS):
+        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: read {given.path}")
+        with reading(given.path), session_settings(spark, **_LIMITS):
             batch = make_batch(raw, rules, given.path, held)
+        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: check")
         warnings = check_batch(warehouse, batch, rules.checks)
+        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: compare and commit")
         outcome = commit_batch(warehouse, batch, rules.duplicates, started)
+        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: quarantine")
         refused = keep_refused(warehouse, batch, started, _judged_again(raw, rules), reread)
+        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: report")
         covered = coverage(batch)
     mapped = () if given.mapping is None else (f"mapping {given.mapping} was laid over [ingest]",)
     report = IngestReport(
-        ingest_id=f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        ingest_id=ingest_id,
         path=given.path,
         format=name,
         format_reason=reason,
@@ -197,7 +215,7 @@ def take_in(
         given=given.kept(),
         removed=refused.removed,
     )
-    keep_report(warehouse, report, started)
+    keep_report(warehouse, report, started, fingerprint)
     return report
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from cbmm_spark import __version__
 from cbmm_spark.checks import Coverage
+from cbmm_spark.errors import InputError
 from cbmm_spark.tables import SPECS, Warehouse
 
 _BENCHMARKS_SHOWN = 10  # lines of coverage that a person reads; the JSON has all
@@ -170,8 +171,16 @@ class IngestReport:
         return told
 
 
-def keep_report(warehouse: Warehouse, report: IngestReport, started: datetime) -> None:
-    """Add a report to the table `ingests`.
+def nothing_accepted(warehouse: Warehouse, path: str, read: int) -> InputError:
+    """Return the complaint about an input of which every row was refused."""
+    return InputError(
+        f"none of the {read:,} rows of {path} is a response; they are in {warehouse.location('quarantine')} with their "
+        "reasons"
+    )
+
+
+def keep_report(warehouse: Warehouse, report: IngestReport, started: datetime, fingerprint: str | None = None) -> None:
+    """Add a report to the table `ingests`, with the fingerprint of its input where one was taken.
 
     Raises
     ------
@@ -183,7 +192,7 @@ def keep_report(warehouse: Warehouse, report: IngestReport, started: datetime) -
     row = (
         *(report.ingest_id, started, datetime.now(UTC), report.path, report.format, report.format_reason, report.read),
         *(getattr(report, name) for name in names),
-        *(sum(report.left_out.values()), report.refused, report.as_json(), __version__),
+        *(sum(report.left_out.values()), report.refused, report.as_json(), __version__, fingerprint),
     )
     frame = warehouse.spark.createDataFrame([row], SPECS["ingests"].schema)
     warehouse.append(frame.coalesce(1), "ingests", {"command": "ingest", "input": report.path})

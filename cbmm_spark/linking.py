@@ -20,8 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.arrow_groups import groups
 from cbmm_spark.config import LinkingConfig, RescoreConfig
+from cbmm_spark.describe import job_description
 from cbmm_spark.errors import GateError, InputError
-from cbmm_spark.fit import job_description
 from cbmm_spark.kernels.linking import PROBABILITIES, Bank, Link, link_items, quantiles
 from cbmm_spark.kernels.loop import ScaleFit
 from cbmm_spark.kernels.model import F64, Gauge, standard_gauge

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from cbmm_spark.blocks import BITMAP_MODELS, MAX_ATTEMPTS, encode_bits, encode_cells
 from cbmm_spark.config import Config, PackConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.tables import SPECS, Warehouse
+from cbmm_spark.tables import SPECS, Warehouse, recorded
 
 BITMAP_BYTES = BITMAP_MODELS // 8
 TOO_MANY = f"more than {MAX_ATTEMPTS} attempts"
@@ -42,6 +42,7 @@ class PackReport:
     responses: int = 0
 
 
+@recorded("pack")
 def pack(spark: SparkSession, warehouse: Warehouse, config: Config) -> PackReport:
     """Bring `response_blocks` and `model_benchmarks` up to the current version of `responses`.
 

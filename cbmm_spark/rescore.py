@@ -18,9 +18,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from cbmm_spark.checkpoint import AbilitySaver
 from cbmm_spark.claims import Heartbeat, Terms, check_free, start_run
 from cbmm_spark.config import Config, SolverConfig
+from cbmm_spark.describe import describe_jobs, job_description
 from cbmm_spark.errors import CbmmError, InputError, NotConvergedError
 from cbmm_spark.faultpoints import faultpoint
-from cbmm_spark.fit import SparkBlocks, job_description
+from cbmm_spark.fit import SparkBlocks
 from cbmm_spark.frozen import (
     FrozenRun,
     frozen_abilities,
@@ -45,7 +46,7 @@ from cbmm_spark.resume import config_hash, resumed_abilities
 from cbmm_spark.runs import RunKey
 from cbmm_spark.scale_flags import scale_flags
 from cbmm_spark.scales import Scales, choose_scales
-from cbmm_spark.tables import Warehouse
+from cbmm_spark.tables import Warehouse, add_provenance, recorded
 from cbmm_spark.warm import earlier_abilities
 
 SAME_OPTIMUM = 1e-8
@@ -82,6 +83,7 @@ class Inputs:
     items: DataFrame
     responses_version: int
     n_models: int
+    versions: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class RunOptions:
     only_new: bool = False
 
 
+@recorded("rescore")
 def rescore(
     spark: SparkSession,
     warehouse: Warehouse,
@@ -185,10 +188,13 @@ def rescore(
     key = RunKey(f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}", as_of or started_at.date())
     frozen = None if options.items_from is None else FrozenRun.read(warehouse, options.items_from)
     terms = Terms(config.rescore.claim_minutes, options.take_over)
+    add_provenance(run_id=key.run_id, scored_on=key.scored_on)
     check_free(warehouse, [key.scored_on], terms)
     with job_description(spark, f"cbmm-spark {key.run_id}: pack responses"):
         inputs = _inputs(spark, warehouse, config, as_of, listener)
     clock.lap("pack")
+    add_provenance(input_versions=inputs.versions)
+    describe_jobs(spark, f"cbmm-spark {key.run_id}: start")
     hashed = config_hash(config)
     stale = start_run(
         warehouse,
@@ -203,6 +209,7 @@ def rescore(
     if stale:
         listener.event("taken_over", run_id=key.run_id, scored_on=key.scored_on, from_runs=stale)
     faultpoint("claimed")
+    describe_jobs(spark, f"cbmm-spark {key.run_id}: fit")
     verdict: Verdict | None = None
     try:
         with Heartbeat(warehouse, [key.run_id], config.rescore.claim_minutes) as claim:
@@ -221,6 +228,7 @@ def rescore(
         with contextlib.suppress(Exception):  # a lost session cannot be told; the next run of the day tidies up
             finish_runs(warehouse, [key.run_id], status, " ".join(message.split())[:1000], said)
         raise
+    describe_jobs(spark, f"cbmm-spark {key.run_id}: publish")
     publish(warehouse, key.run_id, key.scored_on, verdict.as_json())
     for warning in verdict.warnings:
         listener.event("warning", message=warning)
@@ -234,7 +242,8 @@ def _inputs(
     """Pin what is read: the stored blocks, or for an earlier day tiles of the responses up to it."""
     version = warehouse.version("responses")  # first of all: a warehouse without responses is told so
     total = n_models(warehouse)
-    items = warehouse.read("items", warehouse.version("items"))
+    versions = {"responses": version, "items": warehouse.version("items")}
+    items = warehouse.read("items", versions["items"])
     if as_of is not None:
         responses = warehouse.read("responses", version)
         end = dt.datetime.combine(as_of + dt.timedelta(days=1), dt.time(), dt.UTC)
@@ -246,12 +255,14 @@ def _inputs(
             if kept.isEmpty():
                 raise InputError(f"no response was evaluated by {as_of}; choose a later --as-of")
             tiles = tiles_of(kept, total, config.pack, version)
-            return Inputs(tiles, model_benchmarks(kept), items, version, total)
+            return Inputs(tiles, model_benchmarks(kept), items, version, total, versions)
     packed = pack(spark, warehouse, config)
     listener.event("packed", **vars(packed))
-    blocks = warehouse.read("response_blocks", warehouse.version("response_blocks"))
-    members = warehouse.read("model_benchmarks", warehouse.version("model_benchmarks"))
-    return Inputs(blocks, members, items, packed.responses_version, total)
+    versions["responses"] = packed.responses_version
+    versions |= {name: warehouse.version(name) for name in ("response_blocks", "model_benchmarks")}
+    blocks = warehouse.read("response_blocks", versions["response_blocks"])
+    members = warehouse.read("model_benchmarks", versions["model_benchmarks"])
+    return Inputs(blocks, members, items, packed.responses_version, total, versions)
 
 
 def _fit_and_write(
@@ -276,6 +287,7 @@ def _fit_and_write(
             blocks, scales, config.solver, inputs.n_models, warehouse, key, listener, refuse, reached, claim.check
         )
         clock.lap("fit")
+        describe_jobs(spark, f"cbmm-spark {key.run_id}: write iterations")
         unconverged = [name for name, fit in fits.items() if not fit.converged]
         write_results(warehouse, "run_iterations", iteration_rows(spark, fits, scales, key), key.run_id, key.scored_on)
         faultpoint("run_iterations")

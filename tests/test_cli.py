@@ -46,6 +46,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+COMMANDS = ("simulate", "ingest", "quarantine", "rescore", "nightly", "status", "maintain")
+NIGHT = ["--set", 'nightly.sources=[{name = "a", input = "full.csv"}]']
+
 REFUSED = [
     ([], 2, "COMMAND"),
     (["publish"], 2, "invalid choice: 'publish'"),
@@ -69,7 +72,7 @@ REFUSED = [
     (["ingest", "--input", "full.csv", "--mapping", "unknown.toml"], 2, "unknown key solver in unknown.toml"),
     (["quarantine"], 2, "COMMAND"),
     (["quarantine", "list"], 3, "has no table responses"),
-    (["quarantine", "list", "--limit", "many"], 2, "'many' is not a number of lines"),
+    (["quarantine", "list", "--limit", "many"], 2, "'many' is not a whole number from 1"),
     (["quarantine", "drop"], 2, "say which rows to drop"),
     (["quarantine", "drop", "--all", "--reason", "x"], 2, "say which rows to drop"),
     (["quarantine", "drop", "--source", "x"], 3, "has no table responses"),
@@ -85,6 +88,24 @@ REFUSED = [
     (["simulate", "--out", "new", "--models", "1"], 2, "simulate.models on the command line must be at least 2"),
     (["simulate", "--out", "new", "--models", "few"], 2, "--models"),
     (["simulate", "--out", "new", "--mechanism", "magic"], 2, "simulate.mechanism"),
+    (["nightly"], 2, "there is nothing to ingest: add [[nightly.sources]]"),
+    (["nightly", "--only", "rescore", "--warehouse", "gone"], 3, "the warehouse gone has no table responses"),
+    (["nightly", "--skip", "fit"], 2, "there is no step fit; the steps are ingest, pack, rescore"),
+    (["nightly", "--skip", "ingest,pack,rescore"], 2, "--skip leaves no step to do"),
+    (["nightly", "--only", ""], 2, "--only leaves no step to do"),
+    (["nightly", "--skip", "pack", "--only", "pack"], 2, "not allowed with"),
+    (["nightly", *NIGHT, "--set", "nightly.metrics_file=gone/x.prom"], 2, "nightly.metrics_file gone/x.prom: gone"),
+    (["nightly", *NIGHT, "--as-of", "today"], 2, "'today' is not a date"),
+    (["nightly", *NIGHT], 2, "Java was not found"),
+    (["status", "--warehouse", "gone"], 3, "the warehouse gone does not exist"),
+    (["status", "--warehouse", "./full.csv"], 3, "the warehouse ./full.csv does not exist"),
+    (["status", "--warehouse", "empty", "--nights", "0"], 2, "'0' is not a whole number from 1"),
+    (["maintain", "--warehouse", "gone"], 3, "the warehouse gone does not exist"),
+    (["maintain", "--warehouse", "empty", "--only", "backup"], 2, "add --backup URI"),
+    (["maintain", "--warehouse", "empty", "--tables", "runs"], 2, "add --backup URI"),
+    (["maintain", "--warehouse", "empty", "--skip", "sweep"], 2, "there is no step sweep"),
+    (["maintain", "--warehouse", "empty", "--set", "maintain.vacuum_hours=24"], 2, "must be at least 168, not 24"),
+    (["maintain", "--warehouse", "empty", "--backup", "full.csv/x"], 2, "is not a folder"),
 ]
 
 
@@ -123,17 +144,7 @@ def test_no_heavy_library_is_loaded_before_the_checks() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["ingest", "--help"],
-        ["quarantine", "--help"],
-        ["quarantine", "drop", "--help"],
-        ["rescore", "--help"],
-        ["simulate", "--help"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in COMMANDS)])
 def test_help_is_help(arguments: list[str]) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stderr) == (0, "")

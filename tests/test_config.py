@@ -91,6 +91,48 @@ def test_cluster_toml_changes_only_known_keys() -> None:
     assert load(ROOT / "conf" / "cluster.toml").warehouse == "s3a://leaderboard/warehouse"
 
 
+SOURCES = """
+[nightly]
+metrics_file = "m.prom"
+[[nightly.sources]]
+name = "a"
+input = "/a"
+[[nightly.sources]]
+name = "b"
+input = "/b"
+format = "lm-eval"
+optional = true
+"""
+
+
+def test_sources_are_a_list_of_tables_each_with_its_defaults(tmp_path: Path) -> None:
+    night = load(written(tmp_path, SOURCES)).nightly
+    assert night.metrics_file == "m.prom"
+    first, second = night.sources
+    assert (first.name, first.input, first.format, first.benchmark, first.optional) == ("a", "/a", "auto", "", False)
+    assert (second.name, second.format, second.optional) == ("b", "lm-eval", True)
+    overridden = load(None, ['nightly.sources=[{name = "c", input = "/c"}]']).nightly.sources
+    assert [source.name for source in overridden] == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[nightly.sources]]\nname = "a"', "source 1 of nightly.sources has no input"),
+        ("[[nightly.sources]]\noptional = true", "source 1 of nightly.sources has no name and no input"),
+        (SOURCES.replace('"b"', '"a"'), "two of nightly.sources are called a"),
+        (SOURCES.replace("format", "fromat"), "did you mean nightly.sources.2.format?"),
+        (SOURCES.replace("= true", '= "yes"'), "nightly.sources.2.optional"),
+        ("[maintain]\nsmall_file_mb = 300", "maintain.small_file_mb (300) is above maintain.large_file_mb (256)"),
+    ],
+)
+def test_a_wrong_source_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = written(tmp_path, text)
+    message = complaint(path)
+    assert said in message
+    assert path in message
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +221,12 @@ WRONG = [
     ("simulate.models", "1", "at least 2"),
     ("spark.conf", '"x"', "a table"),
     ("spark.driver_memory", '"lots"', "a size"),
+    ("nightly.on_source_error", '"ignore"', '"stop" or "continue"'),
+    ("nightly.metrics_file", "1", "a non-empty text"),
+    ("nightly.sources", '"a"', "a list of tables, each [[nightly.sources]]"),
+    ("nightly.sources", '["a"]', "must be a table"),
+    ("maintain.vacuum_hours", "167", "at least 168"),
+    ("maintain.small_file_mb", "0", "at least 1"),
     ("warehouse", "1", "a non-empty text"),
     ("warehouse", "1979-05-27", "a non-empty text"),
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cbmm_spark.tables.catalogue import SPECS
 from cbmm_spark.tables.inputs import BENCHMARK_BUCKETS
+from cbmm_spark.tables.provenance import add_provenance, provenance, recorded
 from cbmm_spark.tables.results import ABILITY_STATUSES, FLAG_REASONS, RUN_STATUSES
 from cbmm_spark.tables.retry import with_commit_retry
 from cbmm_spark.tables.spec import Column, TableSpec
@@ -21,5 +22,8 @@ __all__ = [
     "Column",
     "TableSpec",
     "Warehouse",
+    "add_provenance",
+    "provenance",
+    "recorded",
     "with_commit_retry",
 ]

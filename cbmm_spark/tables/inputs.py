@@ -137,6 +137,13 @@ INGESTS = TableSpec(
         _count("quarantined", "Rows that were refused"),
         Column("report", "string", "The whole report as JSON", required=True, statistics=False),
         Column("package_version", "string", "Version of cbmm-spark"),
+        Column(
+            "input_fingerprint",
+            "string",
+            "Hash of how the input was asked for, a colon, and hash of its files' paths, sizes and times; null where a "
+            "single ingest was asked for",
+            statistics=False,
+        ),
     ),
 )
 

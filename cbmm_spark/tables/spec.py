@@ -6,6 +6,7 @@ checks against it, and `docs/tables.md` is printed from it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -162,6 +163,13 @@ class TableSpec:
             if c.statistics and c.kind not in _WITHOUT_STATISTICS and c.name not in self.partition_by
         ]
         return {**BASE_PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(indexed), **self.extra_properties}
+
+    @property
+    def deleted_file_hours(self) -> int:
+        """How long files of earlier versions are kept at least, in hours."""
+        days = re.fullmatch(r"interval (\d+) days", self.properties["delta.deletedFileRetentionDuration"])
+        assert days is not None
+        return 24 * int(days.group(1))
 
 
 def one_of(*values: str) -> str:

@@ -20,6 +20,7 @@ from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.tables.address import Address
 from cbmm_spark.tables.catalogue import SPECS
 from cbmm_spark.tables.ddl import add_columns_statement, after_adding_statements, create_statement
+from cbmm_spark.tables.provenance import current_provenance
 from cbmm_spark.tables.retry import CONFLICTS, with_commit_retry
 from cbmm_spark.tables.spec import Column, TableSpec
 
@@ -116,6 +117,9 @@ class Warehouse:
             As `exists`, or the table is missing.
         """
         self._require(name)
+        return self._delta(name)
+
+    def _delta(self, name: str) -> DeltaTable:
         if self._address.catalog:
             return DeltaTable.forName(self.spark, self.sql_name(name))
         return DeltaTable.forPath(self.spark, self.location(name))
@@ -151,6 +155,89 @@ class Warehouse:
             if version is None:
                 raise
             raise InputError(f"{self.location(name)} has no version {version}, or VACUUM removed its files") from error
+
+    def look(self, name: str, version: int | None = None) -> DataFrame | None:
+        """A table as it is, None where it is missing; for who only looks, also at a warehouse of an earlier version.
+
+        Nothing is written or refused: columns that it lacks are null, those that are not known are left out.
+
+        Raises
+        ------
+        InputError
+            Something that is not a Delta table is in its place.
+        """
+        found = self._found_schema(name)
+        if found is None:
+            return None
+        here = {field.name for field in found.fields}
+        frame = self._load(name, version)
+        columns = [
+            F.col(field.name) if field.name in here else F.lit(None).cast(field.dataType).alias(field.name)
+            for field in SPECS[name].schema.fields
+        ]
+        return frame.select(*columns)
+
+    def size(self, name: str) -> dict[str, int] | None:
+        """Version of the last commit, number of files and of bytes of it; None where the table is missing.
+
+        Raises
+        ------
+        InputError
+            Something that is not a Delta table is in its place.
+        """
+        if self._found_schema(name) is None:
+            return None
+        table = self._delta(name)
+        detail = table.detail().select("numFiles", "sizeInBytes").head()
+        newest = table.history(1).select("version").head()
+        assert detail is not None
+        assert newest is not None
+        return {"version": newest["version"], "files": detail["numFiles"], "bytes": detail["sizeInBytes"]}
+
+    def compact(self, name: str, metadata: Mapping[str, Any]) -> tuple[int, int]:
+        """Put small files together (OPTIMIZE), in one commit that changes no row; none where nothing is small.
+
+        Returns
+        -------
+        tuple
+            Files removed and files added.
+
+        Raises
+        ------
+        InputError
+            As `exists`, or the table is missing.
+        ConflictError
+            Others keep rewriting the same files; nothing was changed.
+        """
+
+        def commit() -> tuple[int, int]:
+            row = self.delta(name).optimize().executeCompaction().select("metrics").head()
+            assert row is not None
+            return row["metrics"]["numFilesRemoved"], row["metrics"]["numFilesAdded"]
+
+        with self.noted(metadata):
+            return with_commit_retry(commit, self.location(name))
+
+    def vacuum(self, name: str, hours: int, dry_run: bool = False) -> int | None:
+        """Remove files that no version of the last `hours` needs.
+
+        Parameters
+        ----------
+        name
+            The table.
+        hours
+            Retention, at least the 168 that Delta insists on; where the table is to keep more, that holds.
+        dry_run
+            Only look for them.
+
+        Returns
+        -------
+        int or None
+            In a dry run: how many such files were found (Delta lists 1,000 at most). None otherwise.
+        """
+        kept = max(hours, SPECS[name].deleted_file_hours)
+        found = self.spark.sql(f"VACUUM {self.sql_name(name)} RETAIN {kept} HOURS{' DRY RUN' if dry_run else ''}")
+        return found.count() if dry_run else None
 
     def append(self, df: DataFrame, name: str, metadata: Mapping[str, Any] | None = None) -> None:
         """Add rows.
@@ -327,7 +414,8 @@ class Warehouse:
     def _create(self, spec: TableSpec) -> None:
         statement = create_statement(spec, self.sql_name(spec.name))
         try:
-            self.spark.sql(statement)
+            with self.noted({"step": "create"}):
+                self.spark.sql(statement)
         except CONFLICTS:
             raise
         except PySparkException:
@@ -337,8 +425,9 @@ class Warehouse:
 
 
 def commit_note(metadata: Mapping[str, Any] | None) -> str:
-    """The ``userMetadata`` of a commit: JSON with sorted keys."""
-    return json.dumps(dict(metadata or {}), sort_keys=True, default=str, ensure_ascii=False)
+    """The ``userMetadata`` of a commit: JSON with sorted keys, the `provenance` of the command included."""
+    told = {**current_provenance(), **(metadata or {})}
+    return json.dumps(told, sort_keys=True, default=str, ensure_ascii=False)
 
 
 def first_line(error: Exception) -> str:
