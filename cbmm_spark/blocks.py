@@ -249,7 +249,9 @@ def join_tiles(tiles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _join_bits(tiles: Sequence[Mapping[str, Any]], n_items: int) -> tuple[NDArray[np.int64], Packed]:
-    models, attempted, solved = [], [], []
+    models: list[NDArray[np.int64]] = []
+    attempted: list[NDArray[np.uint8]] = []
+    solved: list[NDArray[np.uint8]] = []
     for tile in tiles:
         width = int(tile["n_models"])
         cells = decode(tile["encoding"], tile["attempted"], tile["solved"], int(tile["n_items"]), width)

@@ -156,9 +156,9 @@ def _inputs(
 ) -> Inputs:
     """Pin what is read: the stored blocks, or for an earlier day tiles of the responses up to it."""
     version = warehouse.version("responses")  # first of all: a warehouse without responses is told so
-    total = n_models(warehouse)
-    items = warehouse.read("items", warehouse.version("items"))
     if as_of is not None:
+        total = n_models(warehouse)
+        items = warehouse.read("items", warehouse.version("items"))
         responses = warehouse.read("responses", version)
         end = dt.datetime.combine(as_of + dt.timedelta(days=1), dt.time(), dt.UTC)
         late = F.col("evaluated_at").isNotNull() & (F.col("evaluated_at") >= F.lit(end))
@@ -172,9 +172,11 @@ def _inputs(
             return Inputs(tiles, model_benchmarks(kept), items, version, total)
     packed = pack(spark, warehouse, config)
     listener.event("packed", **vars(packed))
-    blocks = warehouse.read("response_blocks", warehouse.version("response_blocks"))
-    members = warehouse.read("model_benchmarks", warehouse.version("model_benchmarks"))
-    return Inputs(blocks, members, items, packed.responses_version, total)
+    blocks = warehouse.read("response_blocks", packed.blocks_version)
+    members = warehouse.read("model_benchmarks", packed.benchmarks_version)
+    # Read after packing, so that an ingest beside this run cannot have packed numbers that are not here.
+    items = warehouse.read("items", warehouse.version("items"))
+    return Inputs(blocks, members, items, packed.responses_version, n_models(warehouse))
 
 
 def _fit_and_write(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -36,7 +37,7 @@ def test_any_nights_leave_few_blocks(nights: list[int]) -> None:
         starts = {block.start for block in blocks}
         for old in before:  # a boundary is kept or taken away, never moved
             assert old.start in starts or any(b.start < old.start <= b.end and b.end >= old.end for b in blocks)
-        for left, right in zip(blocks, blocks[1:], strict=False):
+        for left, right in itertools.pairwise(blocks):
             assert left.width >= GROWTH * right.width or left.width + right.width > MAX_MODELS
         assert joined(blocks) == blocks
         assert len(blocks) <= 2 * models / MAX_MODELS + math.log2(MAX_MODELS) + 2
