@@ -18,6 +18,7 @@ from benchmarks import (  # noqa: E402
     ingest,
     kernel,
     linking,
+    packing,
     paper_suite,
     real,
     recovery,
@@ -37,6 +38,7 @@ BENCHMARKS = {
     "growth": (growth.run, "growth with models, items, observed share, scales and cores"),
     "linking": (linking.run, "drift of unchanged models over nine nights, unlinked and linked; drifting items"),
     "frozen": (frozen.run, "Spark: 50 new models scored against 12,032 fixed items, against a full refit"),
+    "packing": (packing.run, "Spark: packing beside a plain shuffle; a night of 1 %. packing:ROWS for another size"),
     "billion": (billion.run, "Spark: 10,000 x 100,000 from stored blocks"),
 }
 DEFAULT = ("kernel", "rivals", "exactness", "real", "stages", "paper_suite")
@@ -55,11 +57,16 @@ def main() -> int:
     names = parser.parse_args().names or list(DEFAULT)
     if names == ["all"]:
         names = list(BENCHMARKS)
-    unknown = [name for name in names if name not in BENCHMARKS]
+    asked = [name.partition(":") for name in names]
+    unknown = [name for name, _, _ in asked if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark is called {', '.join(unknown)}")
-    for name in names:
-        BENCHMARKS[name][0]()
+    for name, _, size in asked:
+        run = BENCHMARKS[name][0]
+        if size:
+            run(int(size))
+        else:
+            run()
     return 0
 
 

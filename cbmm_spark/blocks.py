@@ -38,9 +38,6 @@ from numpy.typing import NDArray
 
 from cbmm_spark.kernels.cells import BitCells, Block, Cells, CountCells, SparseCells, Workspace, count_bits
 
-BITMAP_MODELS = 32_768
-"""Models a bitmap of Spark SQL covers; model block m holds the numbers m*32768+1 ... (m+1)*32768."""
-
 MAX_ATTEMPTS = 65_535
 
 BITS, COUNTS, SCORES, SPARSE_BITS, SPARSE_SCORES = "bits", "counts", "scores", "sparse_bits", "sparse_scores"
@@ -195,6 +192,24 @@ def cell_list(cells: Cells) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArr
     return item, model, np.ones(item.size, dtype=np.int64), successes.astype(np.float64)
 
 
+def bit_planes(cells: Cells) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return attempted and solved planes of cells decoded from `bits` or `sparse_bits`, eight models a byte."""
+    if isinstance(cells, BitCells):
+        return cells.attempted if cells.attempted is not None else _all_ones(cells), cells.solved
+    if not isinstance(cells, SparseCells):
+        raise ValueError("counts and scores have no bit planes")
+    planes = np.zeros((2, cells.n_items, cells.n_models), dtype=np.uint8)
+    planes[0, cells.item, cells.indices] = 1
+    planes[1, cells.item, cells.indices] = cells.k
+    packed = np.packbits(planes, axis=2, bitorder="little")
+    return packed[0], packed[1]
+
+
+def _all_ones(cells: BitCells) -> NDArray[np.uint8]:
+    row = np.packbits(np.ones(cells.n_models, dtype=np.uint8), bitorder="little")
+    return np.repeat(row[np.newaxis], cells.n_items, axis=0)
+
+
 # ------------------------------------------------------------------------------------------------ join
 def join_tiles(tiles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the tiles of one item block along the models and drop columns without any response.
@@ -216,7 +231,8 @@ def join_tiles(tiles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if tile["model_start"] <= end or tile["item_start"] != first["item_start"]:
             raise ValueError(f"tiles of item block {first['item_block']} of {first['benchmark']!r} overlap or differ")
         end = tile["model_start"] + tile["n_models"] - 1
-    if all(tile["encoding"] == BITS for tile in tiles):
+    encodings = {tile["encoding"] for tile in tiles}
+    if BITS in encodings and encodings <= {BITS, SPARSE_BITS}:
         models, packed = _join_bits(tiles, n_items)
     else:
         models, packed = _join_cells(tiles, n_items)
@@ -288,27 +304,24 @@ def _narrowed(tile: Mapping[str, Any], columns: NDArray[np.int64]) -> dict[str, 
 
 
 def _join_bits(tiles: Sequence[Mapping[str, Any]], n_items: int) -> tuple[NDArray[np.int64], Packed]:
-    models, attempted, solved = [], [], []
+    models: list[NDArray[np.int64]] = []
+    attempted: list[NDArray[np.uint8]] = []
+    solved: list[NDArray[np.uint8]] = []
     for tile in tiles:
         width = int(tile["n_models"])
-        cells = decode(BITS, tile["attempted"], tile["solved"], int(tile["n_items"]), width)
-        assert isinstance(cells, BitCells)
-        plane = cells.attempted
-        seen = (
-            np.ones(width, dtype=bool)
-            if plane is None
-            else np.unpackbits(np.bitwise_or.reduce(plane, axis=0), bitorder="little", count=width).view(bool)
-        )
+        cells = decode(tile["encoding"], tile["attempted"], tile["solved"], int(tile["n_items"]), width)
+        planes = bit_planes(cells)
+        seen = np.unpackbits(np.bitwise_or.reduce(planes[0], axis=0), bitorder="little", count=width).view(bool)
         models.append(np.flatnonzero(seen) + int(tile["model_start"]) - 1)
         if len(tiles) == 1 and seen.all():
             return models[0], Packed(BITS, tile["attempted"], tile["solved"], 0)
         missing = ((0, n_items - cells.n_items), (0, 0))
-        whole = np.ones((cells.n_items, width), np.uint8) if plane is None else _columns(plane, width, seen)
-        attempted.append(np.pad(whole, missing))
-        solved.append(np.pad(_columns(cells.solved, width, seen), missing))
-    planes = [np.packbits(np.concatenate(parts, axis=1), axis=1, bitorder="little") for parts in (attempted, solved)]
+        for parts, plane in zip((attempted, solved), planes, strict=True):
+            parts.append(np.pad(_columns(plane, width, seen), missing))
+    joined = [np.packbits(np.concatenate(parts, axis=1), axis=1, bitorder="little") for parts in (attempted, solved)]
     numbers = np.concatenate(models)
-    return numbers, encode_bits(planes[0], planes[1], numbers.size, 0.0)
+    sparse = any(tile["encoding"] == SPARSE_BITS for tile in tiles)
+    return numbers, encode_bits(joined[0], joined[1], numbers.size, 1.0 / 64.0 if sparse else 0.0)
 
 
 def _columns(plane: NDArray[np.uint8], width: int, keep: NDArray[np.bool_]) -> NDArray[np.uint8]:

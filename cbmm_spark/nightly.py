@@ -29,8 +29,8 @@ from cbmm_spark.errors import CbmmError, InputError
 from cbmm_spark.ingest import IngestReport, ingest
 from cbmm_spark.ingest_report import nothing_accepted
 from cbmm_spark.output import Progress
-from cbmm_spark.pack import _packed_version as packed_version
 from cbmm_spark.pack import pack
+from cbmm_spark.packed_state import TABLES, differs, packed
 from cbmm_spark.publish import last_published, refresh_latest
 from cbmm_spark.rescore import RescoreReport, rescore
 from cbmm_spark.sources import Decision, decide_all, ingest_options
@@ -387,10 +387,17 @@ class Night:
 
 def blocks_behind(warehouse: Warehouse, config: Config, version: int) -> str | None:
     """Return in words why stored blocks are not those of a version of `responses`, None where they are."""
-    packed = packed_version(warehouse, config.pack)
-    if packed is None:
-        return "there are no blocks of the configured size"
-    return None if packed == version else f"blocks are of version {packed}"
+    identifier = warehouse.identifier("responses")
+    for name in TABLES:
+        state = packed(warehouse, name)
+        if isinstance(state, str):
+            return state
+        why = differs(state.note, identifier, version, config.pack)
+        if why is not None:
+            return why
+        if state.note.responses_version != version:
+            return f"{name} is of version {state.note.responses_version}"
+    return None
 
 
 def same_fit(one: str, other: str) -> bool:

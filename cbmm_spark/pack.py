@@ -1,25 +1,37 @@
-"""Packing responses into blocks: by Spark SQL where a cell holds one whole answer, by arrays where it does not."""
+"""Packing: bring `response_blocks` and `model_benchmarks` up to the current version of `responses`.
+
+A night costs what is new. Delta's change data feed of `responses` tells which columns of which tiles changed (one model
+on the items of one block); these columns are read anew, the rest of their tiles is taken from the stored ones, and only
+these tiles are written, in one commit. New models get a model block of their own, and small blocks are joined in the
+same commit, from the stored tiles (`model_blocks`). Where the feed cannot tell, all is packed anew, and the report says
+why.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+import secrets
+import time
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
-import numpy as np
-import pyarrow as pa
+from delta.exceptions.base import ConcurrentWriteException
 from pyspark.errors import PythonException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from cbmm_spark.blocks import BITMAP_MODELS, MAX_ATTEMPTS, encode_bits, encode_cells
 from cbmm_spark.config import Config, PackConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.tables import SPECS, Warehouse, recorded
+from cbmm_spark.model_blocks import ModelBlock, cut, extended, joined
+from cbmm_spark.pack_changes import Changes, FeedMissingError, changes_of, moved_starts, tiles_where
+from cbmm_spark.packed_state import APPLICATION, TABLES, Note, Packed, committed_version, differs, packed
+from cbmm_spark.tables import Warehouse, recorded, with_commit_retry
+from cbmm_spark.tiles import TOO_MANY, Layout, patched_tiles, tiles_of
 
-BITMAP_BYTES = BITMAP_MODELS // 8
-TOO_MANY = f"more than {MAX_ATTEMPTS} attempts"
-TILE = ("benchmark", "benchmark_bucket", "item_block", "model_block")
+_logger = logging.getLogger(__name__)
+
+Mode = Literal["current", "incremental", "anew"]
 
 
 @dataclass(frozen=True)
@@ -33,61 +45,210 @@ class PackReport:
     repacked
         False where the blocks were current already.
     tiles, responses
-        Number of tiles and of observed cells in them (0 where nothing was repacked).
+        Number of tiles and of observed cells in them.
+    mode
+        `current`: nothing to do. `incremental`: only what changed. `anew`: everything.
+    reason
+        Why everything was packed anew; else empty.
+    tiles_written
+        Tiles written now.
+    tiles_joined
+        Stored tiles that went into wider ones.
+    model_blocks
+        Number of model blocks.
+    blocks_version, benchmarks_version
+        Versions of `response_blocks` and `model_benchmarks` that belong together.
     """
 
     responses_version: int
     repacked: bool
     tiles: int = 0
     responses: int = 0
+    mode: Mode = "current"
+    reason: str = ""
+    tiles_written: int = 0
+    tiles_joined: int = 0
+    model_blocks: int = 0
+    blocks_version: int = 0
+    benchmarks_version: int = 0
 
 
 @recorded("pack")
 def pack(spark: SparkSession, warehouse: Warehouse, config: Config) -> PackReport:
     """Bring `response_blocks` and `model_benchmarks` up to the current version of `responses`.
 
+    Both tables say in their last commit what they hold. Killed between the two commits, the second is made up for by
+    the next packing; until then no fit reads them, for it reads the two versions named in the report.
+
     Raises
     ------
     InputError
         There are no responses, or a model answered one item more often than a tile can count.
+    ConflictError
+        Others kept packing the same warehouse.
     """
-    version = warehouse.version("responses")
-    if _packed_version(warehouse, config.pack) == version:
-        return PackReport(version, repacked=False)
-    responses = warehouse.read("responses", version)
-    if responses.isEmpty():
-        raise InputError(f"{warehouse.location('responses')} is empty; run `cbmm-spark ingest --input …` first")
-    warehouse.ensure("response_blocks", "model_benchmarks")
-    note = {"responses_version": version, "items_per_block": config.pack.items_per_block}
-    warehouse.overwrite(model_benchmarks(responses), "model_benchmarks", note)
-    tiles = tiles_of(responses, n_models(warehouse), config.pack, version)
     try:
-        warehouse.overwrite(tiles, "response_blocks", note)
+        return with_commit_retry(lambda: _pack(spark, warehouse, config.pack), warehouse.location("response_blocks"))
     except PythonException as error:
         if TOO_MANY not in str(error):
             raise
         raise InputError(
             f"a model has {TOO_MANY} at one item; set another attempts policy or leave the source out"
         ) from error
-    size = warehouse.read("response_blocks").agg(F.count("*"), F.coalesce(F.sum("n_responses"), F.lit(0))).first()
-    assert size is not None
-    return PackReport(version, True, int(size[0]), int(size[1]))
 
 
-def _packed_version(warehouse: Warehouse, config: PackConfig) -> int | None:
-    """Return the version of `responses` that is packed in blocks of the configured size; None where there is none."""
-    if not (warehouse.exists("response_blocks") and warehouse.exists("model_benchmarks")):
-        return None
-    size = config.items_per_block
-    fits = (F.col("item_start") == F.col("item_block") * size + 1) & (F.col("n_items") <= size)
-    row = (
-        warehouse.read("response_blocks")
-        .agg(F.min("responses_version"), F.max("responses_version"), F.bool_and(fits))
+def _pack(spark: SparkSession, warehouse: Warehouse, config: PackConfig) -> PackReport:
+    version, identifier = warehouse.version("responses"), warehouse.identifier("responses")
+    found = {name: packed(warehouse, name) for name in TABLES}
+    reason = _why_anew(found, identifier, version, config)
+    states = {name: state for name, state in found.items() if isinstance(state, Packed)}
+    if reason is None and all(state.note.responses_version == version for state in states.values()):
+        versions = [states[name].version for name in TABLES]
+        return _report(warehouse, version, "current", versions[0], versions[1])
+    if warehouse.read("responses", version).isEmpty():
+        raise InputError(f"{warehouse.location('responses')} is empty; run `cbmm-spark ingest --input …` first")
+    sequence = 1 + max((state.note.sequence for state in states.values()), default=0)
+    night = partial(_Night, spark, warehouse, config, version)
+    note = Note(identifier, version, config.items_per_block, config.sparse_below, sequence, secrets.token_hex(8))
+    if reason is None:
+        try:
+            return night(note).incremental(states)
+        except FeedMissingError as error:
+            reason = str(error)
+    if states:
+        _logger.warning("%s is packed anew: %s", warehouse.location("response_blocks"), reason)
+    # Where a note is lost so is its number: the clock is ahead of all numbers, for they grow by one a packing.
+    return night(replace(note, sequence=max(sequence, int(time.time())))).anew(reason)
+
+
+def _why_anew(found: dict[str, Packed | str], identifier: str, version: int, config: PackConfig) -> str | None:
+    for state in found.values():
+        why = state if isinstance(state, str) else differs(state.note, identifier, version, config)
+        if why is not None:
+            return why
+    return None
+
+
+@dataclass(frozen=True)
+class _Night:
+    """One packing of one version of `responses`."""
+
+    spark: SparkSession
+    warehouse: Warehouse
+    config: PackConfig
+    version: int
+    note: Note
+
+    def anew(self, reason: str) -> PackReport:
+        """Pack everything, into model blocks as wide as they may be."""
+        responses = self.warehouse.read("responses", self.version)
+        self.warehouse.ensure(*TABLES)
+        blocks = cut(n_models(self.warehouse))
+        tiles = tiles_of(responses, blocks[-1].end, self.config, self.version, blocks)
+        benchmarks_version = self._overwrite(model_benchmarks(responses), "model_benchmarks")
+        blocks_version = self._overwrite(_by_bucket(tiles), "response_blocks")
+        return self._report("anew", blocks_version, benchmarks_version, reason=reason)
+
+    def incremental(self, states: dict[str, Packed]) -> PackReport:
+        """Pack what changed since the tables were packed.
+
+        Raises
+        ------
+        FeedMissingError
+            The feed cannot tell.
+        """
+        behind = {name: s for name, s in states.items() if s.note.responses_version < self.version}
+        first = 1 + min(state.note.responses_version for state in behind.values())
+        blocks_version, benchmarks_version = (states[name].version for name in TABLES)
+        joined_tiles = 0
+        with changes_of(self.warehouse, first, self.version, self.config) as changed:
+            if "model_benchmarks" in behind:
+                benchmarks_version = self._patch_benchmarks(changed, benchmarks_version)
+            if "response_blocks" in behind:
+                blocks_version, joined_tiles = self._patch_blocks(changed, blocks_version)
+        return self._report("incremental", blocks_version, benchmarks_version, joined_tiles=joined_tiles)
+
+    def _patch_benchmarks(self, changed: Changes, base: int) -> int:
+        """Count the changed models' rows in the changed benchmarks anew; keep all other counts."""
+        pairs = changed.columns.select("model_index", "benchmark").distinct()
+        responses = self.warehouse.read("responses", self.version).where(changed.models_and_buckets())
+        anew = model_benchmarks(responses.join(pairs, ["model_index", "benchmark"], "left_semi"))
+        stored = self.warehouse.read("model_benchmarks", base)
+        kept = stored.join(pairs, ["model_index", "benchmark"], "left_anti").select(*anew.columns)
+        return self._overwrite(kept.unionByName(anew).hint("rebalance"), "model_benchmarks")
+
+    def _patch_blocks(self, changed: Changes, base: int) -> tuple[int, int]:
+        """Rewrite the tiles of changed columns and of joined model blocks; return the version and how many joined."""
+        stored = self.warehouse.read("response_blocks", base)
+        before = stored_blocks(stored)
+        blocks = joined(extended(before, n_models(self.warehouse)))
+        layout = Layout(blocks, self.config)
+        tiles = changed.columns.withColumn("model_start", layout.model_start()).select(
+            "benchmark", "benchmark_bucket", "item_block", "model_start"
+        )
+        touched = [(row[0], row[1], row[2], row[3]) for row in tiles.distinct().collect()]  # a row is a tile
+        moved = moved_starts(before, blocks)
+        where = tiles_where(touched, moved)
+        responses = self.warehouse.read("responses", self.version).where(changed.rows())
+        old = stored.where(where).withColumn("stored_start", F.col("model_start"))
+        patched = patched_tiles(responses, changed.columns, old, layout, self.version)
+        joined_tiles = stored.where(F.col("model_start").isin(sorted(moved))).count() if moved else 0
+        number = (APPLICATION, self.note.sequence)
+        self.warehouse.replace(_by_bucket(patched), "response_blocks", where, self.note.metadata(), number)
+        return self._committed("response_blocks"), joined_tiles
+
+    def _overwrite(self, rows: DataFrame, name: str) -> int:
+        self.warehouse.overwrite(rows, name, self.note.metadata(), (APPLICATION, self.note.sequence))
+        return self._committed(name)
+
+    def _committed(self, name: str) -> int:
+        """Return the version just written; Delta skipped the commit if another packing came first."""
+        version = committed_version(self.warehouse, name, self.note.pack_id)
+        if version is None:
+            raise ConcurrentWriteException(f"{name} was packed by another job in the meantime")
+        return version
+
+    def _report(
+        self, mode: Mode, blocks_version: int, benchmarks_version: int, reason: str = "", joined_tiles: int = 0
+    ) -> PackReport:
+        report = _report(self.warehouse, self.version, mode, blocks_version, benchmarks_version)
+        return replace(report, reason=reason, tiles_joined=joined_tiles)
+
+
+def _report(warehouse: Warehouse, version: int, mode: Mode, blocks_version: int, benchmarks_version: int) -> PackReport:
+    """Count what is stored; a table without a tile is not for fitting."""
+    written = F.count_if(F.col("responses_version") == version)
+    responses = F.coalesce(F.sum("n_responses"), F.lit(0))
+    size = (
+        warehouse.read("response_blocks", blocks_version)
+        .agg(F.count("*"), responses, written, F.count_distinct("model_start"))
         .first()
     )
-    if row is None or row[0] is None or row[0] != row[1] or not row[2]:
-        return None
-    return int(row[0])
+    assert size is not None
+    if not size[0]:
+        raise InputError("no response has a verdict: every score is null, so there is nothing to fit")
+    return PackReport(
+        version,
+        repacked=mode != "current",
+        tiles=int(size[0]),
+        responses=int(size[1]),
+        mode=mode,
+        tiles_written=0 if mode == "current" else int(size[2]),
+        model_blocks=int(size[3]),
+        blocks_version=blocks_version,
+        benchmarks_version=benchmarks_version,
+    )
+
+
+def stored_blocks(tiles: DataFrame) -> tuple[ModelBlock, ...]:
+    """Return the model blocks of stored tiles, ordered; few."""
+    rows = tiles.select("model_start", "n_models").distinct().collect()
+    return tuple(sorted(ModelBlock(row["model_start"], row["n_models"]) for row in rows))
+
+
+def _by_bucket(tiles: DataFrame) -> DataFrame:
+    """Lay out tiles so that each bucket gets as few files as its bytes need, not one a task."""
+    return tiles.hint("rebalance", "benchmark_bucket")
 
 
 def n_models(warehouse: Warehouse) -> int:
@@ -108,174 +269,4 @@ def model_benchmarks(responses: DataFrame) -> DataFrame:
     )
 
 
-def tiles_of(responses: DataFrame, models: int, config: PackConfig, version: int) -> DataFrame:
-    """Return `response_blocks` rows for canonical responses.
-
-    Benchmarks whose every cell holds one attempt with score 0 or 1 go through Spark's bitmap aggregates, the others
-    through arrays of cells; both end in the encoding that `blocks` chooses.
-
-    Parameters
-    ----------
-    responses
-        Rows of `responses`.
-    models
-        Largest model number.
-    config
-        Items per block, threshold of sparse encodings.
-    version
-        Written to `responses_version`.
-    """
-    scored = responses.where(F.col("score").isNotNull())
-    plain = _plain_benchmarks(scored)
-    tiles = None
-    for names, build in ((plain[0], _bit_tiles), (plain[1], _cell_tiles)):
-        if names:
-            part = build(scored.where(F.col("benchmark").isin(names)), models, config)
-            tiles = part if tiles is None else tiles.unionByName(part)
-    if tiles is None:
-        raise InputError("no response has a verdict: every score is null, so there is nothing to fit")
-    named = tiles.withColumn("responses_version", F.lit(version).cast("long"))
-    return named.select(*[F.col(name) for name in SPECS["response_blocks"].column_names])
-
-
-def _plain_benchmarks(scored: DataFrame) -> tuple[list[str], list[str]]:
-    """Return the benchmarks with one whole answer a cell, and the others; both small."""
-    kinds = (
-        scored.groupBy("benchmark")
-        .agg(
-            (F.min("attempt") == F.max("attempt")).alias("single"),
-            F.bool_and(F.col("score").isin(0.0, 1.0)).alias("whole"),
-        )
-        .orderBy("benchmark")
-        .collect()
-    )
-    plain = [row["benchmark"] for row in kinds if row["single"] and row["whole"]]
-    return plain, [row["benchmark"] for row in kinds if not (row["single"] and row["whole"])]
-
-
-def _item_block(config: PackConfig) -> Column:
-    return F.floor((F.col("item_index") - 1) / F.lit(config.items_per_block)).cast("int").alias("item_block")
-
-
-def _model_block() -> Column:
-    return (F.bitmap_bucket_number("model_index") - 1).cast("int").alias("model_block")
-
-
-def _bit_tiles(scored: DataFrame, models: int, config: PackConfig) -> DataFrame:
-    width = F.least(F.lit(models) - F.col("model_block") * BITMAP_MODELS, F.lit(BITMAP_MODELS))
-    used = F.ceil(width / 8).cast("int")
-    rows = (
-        scored.groupBy("benchmark", "benchmark_bucket", "item_index", _model_block())
-        .agg(
-            F.bitmap_construct_agg(F.bitmap_bit_position("model_index")).alias("attempted"),
-            F.expr("bitmap_construct_agg(bitmap_bit_position(model_index)) FILTER (WHERE score = 1)").alias("solved"),
-        )
-        .select(
-            *("benchmark", "benchmark_bucket", "model_block", "item_index", _item_block(config)),
-            F.substring("attempted", F.lit(1), used).alias("attempted"),
-            F.substring("solved", F.lit(1), used).alias("solved"),
-        )
-    )
-    return _grouped(rows, partial(_tile_of_bits, models=models, config=config))
-
-
-def _cell_tiles(scored: DataFrame, models: int, config: PackConfig) -> DataFrame:
-    rows = (
-        scored.groupBy("benchmark", "benchmark_bucket", "item_index", "model_index")
-        .agg(F.count("*").alias("n"), F.sum("score").alias("k"))
-        .select(
-            *("benchmark", "benchmark_bucket", "item_index", "model_index", "n", "k"),
-            *(_model_block(), _item_block(config)),
-        )
-    )
-    return _grouped(rows, partial(_tile_of_cells, models=models, config=config))
-
-
-def _grouped(rows: DataFrame, build: Callable[[pa.Table], pa.Table]) -> DataFrame:
-    def tile(table: pa.Table) -> pa.Table:
-        return build(table)
-
-    schema = ", ".join(
-        f"{field.name} {field.dataType.simpleString()}"
-        for field in SPECS["response_blocks"].schema.fields
-        if field.name != "responses_version"
-    )
-    return rows.groupBy(*TILE).applyInArrow(tile, schema)
-
-
-def _frame_of(table: pa.Table, models: int, config: PackConfig) -> dict[str, object]:
-    """Return the columns of a tile that do not depend on its cells."""
-    first = {name: table.column(name)[0].as_py() for name in TILE}
-    start = first["item_block"] * config.items_per_block + 1
-    model_start = first["model_block"] * BITMAP_MODELS + 1
-    return {
-        "benchmark": first["benchmark"],
-        "benchmark_bucket": first["benchmark_bucket"],
-        "item_block": first["item_block"],
-        "item_start": start,
-        "n_items": int(table.column("item_index").to_numpy().max()) - start + 1,
-        "model_start": model_start,
-        "n_models": min(models - model_start + 1, BITMAP_MODELS),
-    }
-
-
-def _tile_of_bits(table: pa.Table, models: int, config: PackConfig) -> pa.Table:
-    frame = _frame_of(table, models, config)
-    n_items, n_models = int(str(frame["n_items"])), int(str(frame["n_models"]))
-    rows = table.column("item_index").to_numpy() - frame["item_start"]
-    planes = [_plane(table.column(name), rows, n_items, (n_models + 7) // 8) for name in ("attempted", "solved")]
-    packed = encode_bits(planes[0], planes[1], n_models, config.sparse_below)
-    return _one_row(frame, packed.__dict__)
-
-
-def _plane(column: pa.ChunkedArray, rows: np.ndarray, n_items: int, width: int) -> np.ndarray:
-    """Lay the bitmaps of a column into a plane; a null bitmap is no bit at all."""
-    values = column.to_pylist()
-    plane = np.zeros((n_items, width), dtype=np.uint8)
-    filled = [(row, value) for row, value in zip(rows, values, strict=True) if value]
-    if filled:
-        data = np.frombuffer(b"".join(value for _, value in filled), dtype=np.uint8).reshape(len(filled), width)
-        plane[np.array([row for row, _ in filled])] = data
-    return plane
-
-
-def _tile_of_cells(table: pa.Table, models: int, config: PackConfig) -> pa.Table:
-    frame = _frame_of(table, models, config)
-    n = table.column("n").to_numpy().astype(np.int64)
-    if n.max() > MAX_ATTEMPTS:
-        raise ValueError(f"{TOO_MANY} at one item of {frame['benchmark']!r}")
-    packed = encode_cells(
-        (table.column("item_index").to_numpy() - frame["item_start"]).astype(np.int64),
-        (table.column("model_index").to_numpy() - frame["model_start"]).astype(np.int64),
-        n,
-        np.minimum(table.column("k").to_numpy(), n),
-        int(str(frame["n_items"])),
-        int(str(frame["n_models"])),
-        config.sparse_below,
-    )
-    return _one_row(frame, packed.__dict__)
-
-
-def _one_row(*parts: dict[str, object]) -> pa.Table:
-    row = {name: value for part in parts for name, value in part.items()}
-    order = [name for name in SPECS["response_blocks"].column_names if name != "responses_version"]
-    return pa.Table.from_pylist([{name: row[name] for name in order}], schema=_ARROW_TILE)
-
-
-_ARROW_TILE = pa.schema(
-    [
-        ("benchmark", pa.string()),
-        ("benchmark_bucket", pa.int32()),
-        ("item_block", pa.int32()),
-        ("item_start", pa.int32()),
-        ("n_items", pa.int32()),
-        ("model_start", pa.int32()),
-        ("n_models", pa.int32()),
-        ("encoding", pa.string()),
-        ("n_responses", pa.int64()),
-        ("attempted", pa.binary()),
-        ("solved", pa.binary()),
-    ]
-)
-
-__all__ = ["PackReport", "model_benchmarks", "n_models", "pack", "tiles_of"]
+__all__ = ["PackReport", "model_benchmarks", "n_models", "pack", "stored_blocks", "tiles_of"]

@@ -241,10 +241,11 @@ def _inputs(
 ) -> Inputs:
     """Pin what is read: the stored blocks, or for an earlier day tiles of the responses up to it."""
     version = warehouse.version("responses")  # first of all: a warehouse without responses is told so
-    total = n_models(warehouse)
-    versions = {"responses": version, "items": warehouse.version("items")}
-    items = warehouse.read("items", versions["items"])
+    versions = {"responses": version}
     if as_of is not None:
+        total = n_models(warehouse)
+        versions["items"] = warehouse.version("items")
+        items = warehouse.read("items", versions["items"])
         responses = warehouse.read("responses", version)
         end = dt.datetime.combine(as_of + dt.timedelta(days=1), dt.time(), dt.UTC)
         late = F.col("evaluated_at").isNotNull() & (F.col("evaluated_at") >= F.lit(end))
@@ -258,11 +259,13 @@ def _inputs(
             return Inputs(tiles, model_benchmarks(kept), items, version, total, versions)
     packed = pack(spark, warehouse, config)
     listener.event("packed", **vars(packed))
-    versions["responses"] = packed.responses_version
-    versions |= {name: warehouse.version(name) for name in ("response_blocks", "model_benchmarks")}
-    blocks = warehouse.read("response_blocks", versions["response_blocks"])
-    members = warehouse.read("model_benchmarks", versions["model_benchmarks"])
-    return Inputs(blocks, members, items, packed.responses_version, total, versions)
+    blocks = warehouse.read("response_blocks", packed.blocks_version)
+    members = warehouse.read("model_benchmarks", packed.benchmarks_version)
+    # Read after packing, so that an ingest beside this run cannot have packed numbers that are not here.
+    versions |= {"responses": packed.responses_version, "items": warehouse.version("items")}
+    versions |= {"response_blocks": packed.blocks_version, "model_benchmarks": packed.benchmarks_version}
+    items = warehouse.read("items", versions["items"])
+    return Inputs(blocks, members, items, packed.responses_version, n_models(warehouse), versions)
 
 
 def _fit_and_write(

@@ -197,6 +197,18 @@ def test_joined_tiles_hold_the_cells_of_all_and_no_empty_column(parts, sparse_be
         np.testing.assert_array_equal(found, meant)
 
 
+def test_joining_dense_and_sparse_tiles_takes_no_list_of_cells(monkeypatch):
+    """A small night of few answers beside a full block: its cells must not be listed one by one."""
+    few = np.zeros((64, 40), int)
+    few[3, 5] = 1
+    tiles = [tile(np.ones((64, 40), int), np.ones((64, 40)), 1), tile(few, few, 41, 1 / 64)]
+    assert [t["encoding"] for t in tiles] == ["bits", "sparse_bits"]
+    monkeypatch.setattr("cbmm_spark.blocks.cell_list", None)
+    row = join_tiles(tiles)
+    assert row["encoding"] == "bits"
+    np.testing.assert_array_equal(np.frombuffer(row["models"], "<i4"), [*range(40), 45])
+
+
 def test_tiles_that_overlap_or_differ_are_refused():
     n, k = np.ones((3, 8), int), np.ones((3, 8))
     with pytest.raises(ValueError, match="overlap"):

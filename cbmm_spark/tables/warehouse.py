@@ -12,7 +12,7 @@ from typing import Any
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from pyspark.sql.types import StructType
 
@@ -22,7 +22,8 @@ from cbmm_spark.tables.catalogue import SPECS
 from cbmm_spark.tables.ddl import add_columns_statement, after_adding_statements, create_statement
 from cbmm_spark.tables.provenance import current_provenance
 from cbmm_spark.tables.retry import CONFLICTS, with_commit_retry
-from cbmm_spark.tables.spec import Column, TableSpec
+from cbmm_spark.tables.spec import Column as ColumnSpec
+from cbmm_spark.tables.spec import TableSpec
 
 _NOTHING_THERE = {"PATH_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"}
 _NOTE_SETTING = "spark.databricks.delta.commitInfo.userMetadata"
@@ -239,6 +240,43 @@ class Warehouse:
         found = self.spark.sql(f"VACUUM {self.sql_name(name)} RETAIN {kept} HOURS{' DRY RUN' if dry_run else ''}")
         return found.count() if dry_run else None
 
+    def identifier(self, name: str) -> str:
+        """Delta's identifier of the table: another one where it was dropped and made anew.
+
+        Raises
+        ------
+        InputError
+            As `exists`, or the table is missing.
+        """
+        row = self.delta(name).detail().select("id").first()
+        assert row is not None
+        return str(row["id"])
+
+    def changes(self, name: str, first: int, last: int) -> DataFrame:
+        """The rows that commits changed, as Delta's change data feed has them.
+
+        Parameters
+        ----------
+        name
+            The table.
+        first, last
+            Versions whose commits count.
+
+        Raises
+        ------
+        InputError
+            As `exists`, or the table is missing, or it has no feed of all these versions. Files that VACUUM removed
+            show only when the frame is computed, see `lacks_files`.
+        """
+        self._require(name)
+        options = {"readChangeFeed": "true", "startingVersion": str(first), "endingVersion": str(last)}
+        reader = self.spark.read.format("delta").options(**options)
+        try:
+            frame = reader.table(self.sql_name(name)) if self._address.catalog else reader.load(self.location(name))
+            return frame.select("*")
+        except (PySparkException, Py4JJavaError) as error:
+            raise InputError(f"{self.location(name)} has no change data feed: {first_line(error)}") from error
+
     def append(self, df: DataFrame, name: str, metadata: Mapping[str, Any] | None = None) -> None:
         """Add rows.
 
@@ -260,11 +298,18 @@ class Warehouse:
         """
         self._write(df, name, metadata, lambda writer: writer.append())
 
-    def replace(self, df: DataFrame, name: str, where: str, metadata: Mapping[str, Any] | None = None) -> None:
+    def replace(
+        self,
+        df: DataFrame,
+        name: str,
+        where: str | Column,
+        metadata: Mapping[str, Any] | None = None,
+        unless: tuple[str, int] | None = None,
+    ) -> None:
         """Replace the rows that fulfil a condition, in one commit; a row of `df` outside of it fails the write.
 
-        Parameters are those of `append`, and `where`, an SQL condition on columns of the table. Repeating it changes
-        nothing.
+        Parameters are those of `append` and `overwrite`, and `where`, a condition on columns of the table. Repeating it
+        changes nothing.
 
         Raises
         ------
@@ -274,17 +319,28 @@ class Warehouse:
             Others keep committing first.
         """
         try:
-            self._write(df, name, metadata, lambda writer: writer.overwrite(F.expr(where)))
+            condition = F.expr(where) if isinstance(where, str) else where
+            self._write(df, name, metadata, lambda writer: writer.overwrite(condition), unless)
         except PySparkException as error:
             if error.getCondition() != "DELTA_REPLACE_WHERE_MISMATCH":
                 raise
             raise InputError(
-                f"rows outside of {where!r} were to be written to {self.location(name)}; nothing written"
+                f"rows outside of {str(where)!r} were to be written to {self.location(name)}; nothing written"
             ) from error
 
-    def overwrite(self, df: DataFrame, name: str, metadata: Mapping[str, Any] | None = None) -> None:
-        """Replace all rows in one commit; parameters and errors are those of `append`."""
-        self._write(df, name, metadata, lambda writer: writer.overwrite(F.lit(True)))
+    def overwrite(
+        self,
+        df: DataFrame,
+        name: str,
+        metadata: Mapping[str, Any] | None = None,
+        unless: tuple[str, int] | None = None,
+    ) -> None:
+        """Replace all rows in one commit; parameters and errors are those of `append`.
+
+        With `unless`, an application and its number, Delta skips the commit without a word if the application has
+        committed with that number or a higher one before.
+        """
+        self._write(df, name, metadata, lambda writer: writer.overwrite(F.lit(True)), unless)
 
     @contextmanager
     def noted(self, metadata: Mapping[str, Any]) -> Iterator[None]:
@@ -300,15 +356,22 @@ class Warehouse:
                 self.spark.conf.set(_NOTE_SETTING, before)
 
     def _write(
-        self, df: DataFrame, name: str, metadata: Mapping[str, Any] | None, commit: Callable[[DataFrameWriterV2], None]
+        self,
+        df: DataFrame,
+        name: str,
+        metadata: Mapping[str, Any] | None,
+        commit: Callable[[DataFrameWriterV2], None],
+        unless: tuple[str, int] | None = None,
     ) -> None:
         self._require(name)
         self._check_schema(df.schema, name, "the rows to write to", extra_is_wrong=True)
         ordered = df.select(*SPECS[name].column_names)
-        note = commit_note(metadata)
+        options = {"userMetadata": commit_note(metadata)}
+        if unless is not None:
+            options |= {"txnAppId": unless[0], "txnVersion": str(unless[1])}
         try:
             with_commit_retry(
-                lambda: commit(ordered.writeTo(self.sql_name(name)).option("userMetadata", note)), self.location(name)
+                lambda: commit(ordered.writeTo(self.sql_name(name)).options(**options)), self.location(name)
             )
         except Py4JJavaError as error:  # Delta's own exceptions are not all known to PySpark
             violated = _VIOLATED.search(str(error))
@@ -357,7 +420,7 @@ class Warehouse:
         escaped = "".join("\\" + c if c in "\\*?[]{}" else c for c in self.location(name))
         return not self.spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(escaped).inputFiles()
 
-    def _lacking(self, found: StructType, name: str) -> list[Column]:
+    def _lacking(self, found: StructType, name: str) -> list[ColumnSpec]:
         """The columns of the specification that a table made by an earlier version does not have and may do without."""
         return [column for column in SPECS[name].columns if not column.required and column.name not in found.names]
 
@@ -428,6 +491,13 @@ def commit_note(metadata: Mapping[str, Any] | None) -> str:
     """The ``userMetadata`` of a commit: JSON with sorted keys, the `provenance` of the command included."""
     told = {**current_provenance(), **(metadata or {})}
     return json.dumps(told, sort_keys=True, default=str, ensure_ascii=False)
+
+
+def lacks_files(error: Exception) -> bool:
+    """Whether a query failed because a data file is gone, as after VACUUM."""
+    if isinstance(error, PySparkException) and "FILE_NOT_EXIST" in (error.getCondition() or ""):
+        return True
+    return isinstance(error, PySparkException | Py4JJavaError) and "FileNotFoundException" in str(error)
 
 
 def first_line(error: Exception) -> str:
