@@ -597,6 +597,8 @@ def _describe(value: Any) -> str:
 
 def _unknown(name: str, known: Mapping[str, Any], parents: tuple[str, ...], where: str) -> ConfigError:
     full = ".".join((*parents, name))
+    if not full.isprintable():
+        full = json.dumps(full)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if near:
         hint = f"did you mean {'.'.join((*parents, near[0]))}?"

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,16 +120,13 @@ def test_what_cannot_work_ends_early_with_one_line_and_writes_nothing(
     (tmp_path / "broken.toml").write_text("[solver", encoding="utf-8")
     (tmp_path / "unknown.toml").write_text("[solver]\ntolerence = 1.0\n", encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
-    started = time.monotonic()
     done = run(*arguments)
-    seconds = time.monotonic() - started
     assert done.returncode == code
     assert done.stdout == ""
     assert done.stderr.startswith("cbmm-spark: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
-    assert seconds < 5  # far below what starting Spark takes, with room for a busy machine
 
 
 def test_no_heavy_library_is_loaded_before_the_checks() -> None:

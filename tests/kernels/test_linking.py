@@ -103,7 +103,8 @@ def test_drifted_items_are_found_and_left_out(share, slope, intercept, seed, one
         assert not (found.anchors & found.drifted).any()
         loose = 1.0 if method == "stocking-lord" else 2.5
         assert found.slope == pytest.approx(slope, rel=0.02 * loose)
-        assert abs(found.intercept - intercept) < 0.02 * loose * max(1.0, slope)
+        # An error of the slope is one of the intercept as well, the more so the farther the scales are apart.
+        assert abs(found.intercept - intercept) < 0.02 * loose * max(1.0, slope) * (1.0 + abs(intercept))
 
 
 def test_without_purification_the_same_drift_would_move_the_scale():
