@@ -18,6 +18,7 @@ from benchmarks import (  # noqa: E402
     ingest,
     kernel,
     linking,
+    nights,
     packing,
     paper_suite,
     real,
@@ -38,6 +39,10 @@ BENCHMARKS = {
     "growth": (growth.run, "growth with models, items, observed share, scales and cores"),
     "linking": (linking.run, "drift of unchanged models over nine nights, unlinked and linked; drifting items"),
     "frozen": (frozen.run, "Spark: 50 new models scored against 12,032 fixed items, against a full refit"),
+    "nights": (
+        nights.run,
+        "Spark: 90 simulated nights through `nightly`, beside all in one go; nights:N for N",
+    ),
     "packing": (packing.run, "Spark: packing beside a plain shuffle; a night of 1 %. packing:ROWS for another size"),
     "billion": (billion.run, "Spark: 10,000 x 100,000 from stored blocks"),
 }
