@@ -18,7 +18,7 @@ from cbmm_spark.errors import InputError
 from cbmm_spark.held import persisted
 from cbmm_spark.model_blocks import ModelBlock
 from cbmm_spark.tables import Warehouse
-from cbmm_spark.tables.warehouse import lacks_files
+from cbmm_spark.tables.warehouse import first_line, lacks_files
 from cbmm_spark.tiles import COLUMN, Layout
 
 Tile = tuple[str, int, int, int]
@@ -86,10 +86,20 @@ def changes_of(warehouse: Warehouse, first: int, last: int, config: PackConfig) 
         try:
             extent = _extent(kept, config.items_per_block)
         except (PySparkException, Py4JJavaError) as error:
-            if not lacks_files(error):
+            why = _why_missing(error)
+            if why is None:
                 raise
-            raise FeedMissingError("files of the change data feed are gone (VACUUM)") from error
+            raise FeedMissingError(why) from error
         yield extent
+
+
+def _why_missing(error: Exception) -> str | None:
+    """Say why Delta could not compute the feed: it looks for versions and files only when rows are asked for."""
+    if lacks_files(error):
+        return "files of the change data feed of responses are gone (VACUUM)"
+    by_condition = isinstance(error, PySparkException) and (error.getCondition() or "").startswith("DELTA_")
+    by_class = isinstance(error, Py4JJavaError) and ".delta." in error.java_exception.getClass().getName()
+    return f"responses has no change data feed: {first_line(error)}" if by_condition or by_class else None
 
 
 def _extent(columns: DataFrame, size: int) -> Changes:

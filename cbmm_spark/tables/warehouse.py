@@ -265,8 +265,8 @@ class Warehouse:
         Raises
         ------
         InputError
-            As `exists`, or the table is missing, or it has no feed of all these versions. Files that VACUUM removed
-            show only when the frame is computed, see `lacks_files`.
+            As `exists`, or the table is missing, or it has no feed. What else is missing, versions or files, shows only
+            when the frame is computed.
         """
         self._require(name)
         options = {"readChangeFeed": "true", "startingVersion": str(first), "endingVersion": str(last)}

@@ -193,7 +193,7 @@ def test_a_feed_without_its_files_packs_anew(warehouse: Warehouse) -> None:
     assert any(feed.rglob("*.parquet"))
     shutil.rmtree(feed)
     report = pack(spark, warehouse, CONFIG)
-    assert (report.mode, report.reason) == ("anew", "files of the change data feed are gone (VACUUM)")
+    assert (report.mode, report.reason) == ("anew", "files of the change data feed of responses are gone (VACUUM)")
     assert_as_rebuilt(warehouse, CONFIG.pack)
 
 
