@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 JVM_CHATTER = ("WARNING: ", "Picked up JAVA_TOOL_OPTIONS", "Picked up JDK_JAVA_OPTIONS", "NOTE: Picked up")
 """Starts of lines the Java launcher itself prints and no logging configuration reaches: Spark asks for an incubator
 module, and Java announces that at each start. Spark's own lines begin with a date (conf/log4j2.properties)."""
+
+VACUUM_CHATTER = re.compile(r"(Deleted|Found) \d+ files? .*director")
+"""What Delta's VACUUM prints about itself, past all logging; `maintain` says what was done."""
 
 
 def start_context(settings: Mapping[str, str]) -> SparkContext:
@@ -82,7 +86,8 @@ class _Relay:
 
     def _copy(self) -> None:
         for line in self._source:
-            if line.decode(errors="replace").startswith(JVM_CHATTER):
+            text = line.decode(errors="replace")
+            if text.startswith(JVM_CHATTER) or VACUUM_CHATTER.match(text):
                 continue
             with self._lock:
                 if self._held is None:
