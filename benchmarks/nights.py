@@ -1,7 +1,7 @@
 """Spark: 90 simulated nights of a growing leaderboard through `nightly`, and the same responses in one go at the end.
 
 300 to 1,200 models, 5,000 items in five benchmarks; every night ten new and stronger models, corrections of an earlier
-night's results now and then, one renamed benchmark, one bad upload.
+night's results now and then, one renamed benchmark, one bad upload, the upkeep once a week.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmarks.spark_common import session
 from cbmm_spark.config import Config, IngestConfig, NightlyConfig, SourceConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.ingest import ingest
+from cbmm_spark.maintain import maintain
 from cbmm_spark.nightly import STEPS, Night, NightReport
 from cbmm_spark.output import Progress
 from cbmm_spark.pack import pack
@@ -35,7 +36,7 @@ NIGHTS = 90
 FIRST_MODELS, NEW_MODELS = 300, 10
 BENCHMARKS, ITEMS = 5, 5_000
 FIRST_DAY = dt.date(2026, 1, 1)
-EVERY_CORRECTION = 7
+EVERY_CORRECTION, EVERY_UPKEEP = 9, 7
 RENAMED, BAD = 40, 60
 OLD_NAME, NEW_NAME = "benchmark_3", "Benchmark 3 (v2)"
 CONFIG = Config(ingest=IngestConfig(benchmarks={NEW_NAME: OLD_NAME}))
@@ -112,6 +113,7 @@ def _night(spark: SparkSession, warehouse: Warehouse, world: _World, root: Path,
     assert done.run is not None
     steps = {step.step: step.seconds for step in done.steps}
     laps = done.run.seconds
+    upkeep = _maintain(spark, warehouse, config) if number % EVERY_UPKEEP == EVERY_UPKEEP - 1 else None
     files = {name: (warehouse.size(name) or {"files": 0})["files"] for name in SPECS}
     return {
         "night": number,
@@ -123,9 +125,17 @@ def _night(spark: SparkSession, warehouse: Warehouse, world: _World, root: Path,
         "fit": laps["fit"],
         "write, publish": sum(laps.values()) - laps["pack"] - laps["fit"],
         "iterations": done.run.scales["overall"]["iterations"],
+        "maintain": upkeep,
         "files": sum(files.values()),
         "most files": "{1} {0}".format(*max(files.items(), key=lambda item: item[1])),
     }
+
+
+def _maintain(spark: SparkSession, warehouse: Warehouse, config: Config) -> float:
+    """Do the weekly upkeep: small files are put together."""
+    began = time.perf_counter()
+    maintain(spark, warehouse, config, ("retention", "optimize"), Progress("json", io.StringIO()))
+    return time.perf_counter() - began
 
 
 def _written(table: pa.Table, root: Path, number: int, name: str) -> str:

@@ -33,6 +33,7 @@ CHANGES = ("new", "corrected", "redated")
 Rule = Literal["latest", "first", "error"]
 
 _CORRECTIONS_SHOWN = 3
+_ROWS_A_TASK = 500_000
 _MODELS_BY_NUMBER = 500  # up to so many models the comparison lists their numbers, above it gives a range
 _ITEMS_TO_BROADCAST = 1_000_000  # names of items, about 100 bytes each, that an executor surely holds
 
@@ -212,7 +213,9 @@ class _Commit:
         items = _dated(changes, "item_hash").join(items, "item_hash")
         dimensions.register(self.warehouse, dimensions.ITEMS, items, self.note)
         updates = sum(counts.get(change, 0) for change in ("corrected", "redated"))
-        inserted, updated = self._merge(self._numbered(changes), with_updates=bool(updates))
+        # A night that is small is written by few tasks, for each of them leaves a file for each bucket.
+        tasks = -(-sum(counts.get(change, 0) for change in CHANGES) // _ROWS_A_TASK)
+        inserted, updated = self._merge(self._numbered(changes.coalesce(tasks)), with_updates=bool(updates))
         if (inserted, updated) != (counts.get("new", 0), updates):
             # Another ingest committed some of these keys after the comparison. No row is doubled; compare once more.
             self.before.update(new=inserted, corrected=updated)

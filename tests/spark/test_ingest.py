@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark import dimensions
+from cbmm_spark import dimensions, names
 from cbmm_spark import ingest as module
 from cbmm_spark.config import ChecksConfig, Config, IngestConfig
 from cbmm_spark.errors import ConfigError, InputError
@@ -119,6 +119,50 @@ def test_three_nights_unchanged_corrected_extended(warehouse: Warehouse, take: T
         warehouse.read("models").where("model_id = 'm1'").selectExpr("cast(first_evaluated_at as string)").head()
     )
     assert first_date[0] == "2023-01-01 00:00:00"
+
+
+def test_attempts_are_kept_or_one_counts_by_the_rule(spark: SparkSession, warehouse: Warehouse, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("model,item,run,correct\nm,i,3,0\nm,i,1,1\nm,i,2,0\nm,j,2,1\nn,i,1,1\nm,i,3,0\n", encoding="utf-8")
+
+    def result(rule: Any, root: str) -> tuple[list[Row], IngestReport]:
+        place = Warehouse(spark, str(tmp_path / root))
+        report = ingest(spark, place, Config(ingest=IngestConfig(attempts=rule)), str(path))
+        check(report)
+        rows = place.read("responses").select("model_id", "item_id", "attempt", "score").collect()
+        return sorted(tuple(row) for row in rows), report
+
+    rows, report = result("all", "all")
+    assert rows == [("m", "i", 1, 1.0), ("m", "i", 2, 0.0), ("m", "i", 3, 0.0), ("m", "j", 2, 1.0), ("n", "i", 1, 1.0)]
+    assert (report.collapsed, report.left_out) == (1, {})
+    rows, report = result("latest", "latest")
+    assert rows == [("m", "i", 1, 0.0), ("m", "j", 1, 1.0), ("n", "i", 1, 1.0)]
+    assert (report.collapsed, report.left_out) == (1, {"other_attempt": 2})
+    rows, report = result("first", "first")
+    assert rows == [("m", "i", 1, 1.0), ("m", "j", 1, 1.0), ("n", "i", 1, 1.0)]
+    assert report.left_out == {"other_attempt": 3}
+    with pytest.raises(InputError, match=r"several attempts up to model 'm', item 'i' of 'default', attempt 3"):
+        result("error", "error")
+    assert not (tmp_path / "error").exists()
+
+
+def test_names_of_one_hash_are_told_apart(take: Take, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another salt: as if models, items and files had the bad luck of one hash."""
+    salts = set()
+    made = names._hash
+
+    def unlucky(salt: int, *columns: str) -> Any:
+        salts.add(salt)
+        return F.pmod(made(salt, *columns), F.lit(2)) if salt == 0 else made(salt, *columns)
+
+    monkeypatch.setattr(names, "_hash", unlucky)
+    rows = [(f"m{m}", f"i{i}", (m * i) % 2) for m in range(5) for i in range(5)]
+    assert take(rows).new == 25
+    assert salts == {0, 1}
+    assert scores(warehouse) == {(m, i): score for m, i, score in rows}
+    changed = take([("m1", "i1", 0), *rows[:3]])
+    assert (changed.corrected, changed.unchanged) == (1, 3)
+    assert changed.corrections == ("model 'm1', item 'i1' of 'default', attempt 1: 1 became 0",)
 
 
 def test_permuted_input_gives_identical_tables(spark: SparkSession, tmp_path: Path) -> None:
