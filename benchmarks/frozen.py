@@ -16,9 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from benchmarks.common import ITEMS_PER_BLOCK, report
 from benchmarks.spark_common import TILE, TILE_DDL, session
 from cbmm_spark.blocks import encode_bits
-from cbmm_spark.config import RescoreConfig, SolverConfig
+from cbmm_spark.config import RescoreConfig
 from cbmm_spark.fit import SparkBlocks
-from cbmm_spark.frozen import PartsOfTiles, grid, solve_frozen
+from cbmm_spark.frozen import score_tiles
 from cbmm_spark.kernels.dense import Penalty
 from cbmm_spark.kernels.frozen import FrozenItems, FrozenTask
 from cbmm_spark.kernels.linking import Bank, link_items, quantiles
@@ -106,10 +106,8 @@ def _fit(spark: SparkSession, tiles: DataFrame, n_models: int, known: Any = None
 def _score(spark: SparkSession, tiles: DataFrame, fit: ScaleFit, bank: Bank) -> tuple[Any, float]:
     """Score the new models against the items of a fit, in its gauge."""
     models = np.arange(OLD, OLD + NEW)
-    items = {NAME: FrozenItems(bank.a, bank.b, np.ones(bank.a.size, dtype=np.int64))}
-    solver = SolverConfig()
+    items = {NAME: FrozenItems(bank.a, bank.b, bank.n, np.ones(bank.a.size, dtype=np.int64))}
     began = time.perf_counter()
-    with PartsOfTiles(spark, tiles, models) as parts:
-        task = FrozenTask(NAME, items, models, fit.ridge.ability, grid(fit.theta, 0, solver))
-        found = solve_frozen(parts, [task], {NAME: fit.theta}, solver)[NAME]
-    return found.task.theta, time.perf_counter() - began
+    task = FrozenTask(NAME, items, models, np.ones(NEW, dtype=bool), fit.ridge, fit.theta)
+    found = score_tiles(spark, tiles, [task])[NAME]
+    return found.theta, time.perf_counter() - began
