@@ -47,6 +47,9 @@ from cbmm_spark.tables import SPECS, Warehouse
 CHUNK_MODELS = 4096
 """Models solved at one place at most."""
 
+LEAST_CHUNK = 256
+"""Models below which a chunk is not divided further: each tabulates the items anew."""
+
 CHUNK_CELLS = 2**29
 """Cells of these models at most, two bits each: 128 MB."""
 
@@ -289,7 +292,8 @@ def score_tiles(
     models = tasks[0].models
     partitions = partitions or default_parallelism(spark)
     cells_of_a_model = max(sum(bank.a.size for bank in task.items.values()) for task in tasks)
-    size = min(CHUNK_MODELS, max(CHUNK_CELLS // max(cells_of_a_model, 1), 1), -(-models.size // partitions))
+    even = max(-(-models.size // partitions), LEAST_CHUNK)
+    size = min(CHUNK_MODELS, max(CHUNK_CELLS // max(cells_of_a_model, 1), 1), even)
     chunks = [slice(start, min(start + size, models.size)) for start in range(0, models.size, size)]
 
     def narrow(batches: Batches) -> Batches:
@@ -321,7 +325,12 @@ def score_tiles(
     near = (F.col("model_start") <= last) & (F.col("model_start") + F.col("n_models") > first)
     description = f"cbmm-spark: score {models.size:,} models against fixed items"
     with _few_rows_a_batch(spark), job_description(spark, description):
-        parts = tiles.where(near).select(*TILE_COLUMNS).mapInArrow(narrow, f"chunk int, {ITEM_BLOCK_DDL}")
+        parts = (
+            tiles.where(near)
+            .select(*TILE_COLUMNS)
+            .coalesce(partitions)
+            .mapInArrow(narrow, f"chunk int, {ITEM_BLOCK_DDL}")
+        )
         together = parts.repartitionById(min(partitions, len(chunks)), "chunk")
         table = together.mapInArrow(solve, SUMS_SCHEMA).toArrow()
     return _assembled(tasks, chunks, table)
