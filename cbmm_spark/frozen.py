@@ -1,7 +1,7 @@
 """Scoring models against the item parameters of a published run: no refit, one model stage on Spark.
 
 The items, the gauge in which the penalty holds, and the penalty itself are those of the run, so that a model gets the
-ability that the run would have given it, but for what its own answers would have changed in the items.
+ability that the run would have given it.
 """
 
 from __future__ import annotations
@@ -9,46 +9,34 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.arrow_groups import groups
-from cbmm_spark.blocks import ITEM_BLOCK_SCHEMA, part_of_tile
+from cbmm_spark.blocks import ITEM_BLOCK_SCHEMA, part_of_tile, read_block
 from cbmm_spark.config import RescoreConfig, SolverConfig
 from cbmm_spark.errors import InputError, NotConvergedError
 from cbmm_spark.fit import (
+    BATCH_ROWS,
     ITEM_BLOCK_DDL,
-    MODEL_CHUNK,
+    SUMS_SCHEMA,
     TILE_COLUMNS,
-    TOTALS,
     Batches,
-    SparkBlocks,
-    _blocks,
-    _ordered_sum,
-    _partition,
-    _row,
+    default_parallelism,
+    job_description,
 )
+from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.dense import Penalty
-from cbmm_spark.kernels.frozen import (
-    COUNTED,
-    FrozenItems,
-    FrozenResult,
-    FrozenSums,
-    FrozenTask,
-    add_frozen_block,
-    frozen_nodes,
-    score_models,
-)
+from cbmm_spark.kernels.frozen import COUNTED, FrozenItems, FrozenResult, FrozenTask, frozen_nodes, solve_models
 from cbmm_spark.kernels.loop import ScaleFit
 from cbmm_spark.kernels.model import F64, Gauge, Ridge
-from cbmm_spark.kernels.nodes import Nodes
 from cbmm_spark.kernels.stage import Counts, Index
 from cbmm_spark.kernels.statistics import accuracy_loss, ranks_within
 from cbmm_spark.published_scale import ScaleLink
@@ -56,11 +44,14 @@ from cbmm_spark.results import RunKey, ability_rows
 from cbmm_spark.scales import Scales
 from cbmm_spark.tables import SPECS, Warehouse
 
-FINER = 0.5
-"""Factor of the spacing of nodes: there is one pass on them, and the next one finds nothing left to correct."""
+CHUNK_MODELS = 4096
+"""Models solved at one place at most."""
 
-MOST_DOUBLINGS = 40
-"""Doublings of the grid's reach after which roots count as infinite (a penalty keeps all finite long before)."""
+LEAST_CHUNK = 256
+"""Models below which a chunk is not divided further: each tabulates the items anew."""
+
+CHUNK_CELLS = 2**29
+"""Cells of these models at most, two bits each: 128 MB."""
 
 Tell = Callable[..., Any]
 
@@ -215,21 +206,30 @@ def score_frozen(
     banks = _banks(warehouse, run, items)
     earlier = _earlier_abilities(warehouse, run, model_benchmarks)
     present = _present(spark, run, model_benchmarks)
-    known = {name: earlier.get(name, (np.zeros(0, dtype=np.int64), np.zeros(0))) for name in run.rows}
-    wanted = {name: present.get(name, np.zeros(0, dtype=np.int64)) - 1 for name in run.rows}
+    nobody = np.zeros(0, dtype=np.int64)
+    known = {name: earlier.get(name, (nobody, np.zeros(0))) for name in run.rows}
+    wanted = {name: present.get(name, nobody) - 1 for name in run.rows}
     if only_new:
         wanted = {name: np.setdiff1d(models, known[name][0] - 1) for name, models in wanted.items()}
     # Whoever is scored anywhere is scored on every scale: one set of columns for all.
     everybody = np.unique(np.concatenate(list(wanted.values())))
     tasks = []
-    for name, (_, theta) in known.items():
+    for name, (numbers, theta) in known.items():
         count = max((int(bank.component.max(initial=1)) for bank in banks[name].values()), default=1)
-        ridge = run.ridge(name, penalty).ability
-        tasks.append(FrozenTask(name, banks[name], everybody, ridge, grid(theta, 0, solver), None, count))
-    results: dict[str, SolvedScale] = {}
+        fresh = ~np.isin(everybody, numbers - 1)
+        grid = solver.node_spacing, solver.min_nodes, solver.max_nodes
+        ends = solver.tolerance, solver.max_iterations
+        tasks.append(
+            FrozenTask(name, banks[name], everybody, fresh, run.ridge(name, penalty), theta, count, *grid, *ends)
+        )
+    results: dict[str, FrozenResult] = {}
     if everybody.size:
-        with PartsOfTiles(spark, tiles, everybody, solver.partitions) as parts:
-            results = solve_frozen(parts, tasks, {name: theta for name, (_, theta) in known.items()}, solver)
+        results = score_tiles(spark, tiles, tasks, solver.partitions)
+        far = sorted(name for name, found in results.items() if found.residual.max(initial=0.0) > solver.tolerance)
+        if far:
+            raise NotConvergedError(
+                f"abilities on {', '.join(far[:5])} were not found to solver.tolerance; nothing published, raise it"
+            )
     fits = {task.name: _fit_of(task, results.get(task.name), wanted[task.name], run, penalty) for task in tasks}
     if not only_new:
         known = {}
@@ -245,177 +245,138 @@ def score_frozen(
     return Scored(fits, known)
 
 
-class SolvedScale(NamedTuple):
-    """The last task of a scale, its sums, what the model stage made of them, and the passes that took."""
-
-    task: FrozenTask
-    sums: FrozenSums
-    result: FrozenResult
-    passes: int
-
-
-def grid(theta: F64, doublings: int, solver: SolverConfig) -> Nodes:
-    """Lay the grid of a first pass over the abilities of the run (in the gauge of its fit) and beyond."""
-    return frozen_nodes(theta, doublings, FINER * solver.node_spacing, solver.min_nodes, 2 * solver.max_nodes)
-
-
-def solve_frozen(
-    parts: PartsOfTiles, tasks: Sequence[FrozenTask], samples: Mapping[str, F64], solver: SolverConfig
-) -> dict[str, SolvedScale]:
-    """Pass until every root is inside of its nodes, then until exact sums say that it is one.
-
-    Parameters
-    ----------
-    parts
-        The answers.
-    tasks
-        First passes.
-    samples
-        By scale, abilities that wider grids are laid over, in the gauge of the fit.
-    solver
-        Tolerance, nodes, iterations.
-
-    Raises
-    ------
-    NotConvergedError
-        A root was not found to the tolerance.
-    """
-    at_work = {task.name: task for task in tasks}
-    done: dict[str, SolvedScale] = {}
-    doublings = dict.fromkeys(at_work, 0)
-    for number in range(1, solver.max_iterations + MOST_DOUBLINGS + 1):
-        for name, (sums, result) in parts.run_frozen(list(at_work.values())).items():
-            task = at_work[name]
-            largest = float(result.residual.max(initial=0.0))
-            if task.theta is not None:
-                if largest <= solver.tolerance:
-                    done[name] = SolvedScale(task, sums, result, number)
-                    del at_work[name]
-                else:
-                    at_work[name] = dataclasses.replace(task, theta=result.theta)
-            elif np.isfinite(largest) or doublings[name] >= MOST_DOUBLINGS:
-                at_work[name] = dataclasses.replace(task, theta=result.theta)
-            else:
-                doublings[name] += 1
-                at_work[name] = dataclasses.replace(task, nodes=grid(samples[name], doublings[name], solver))
-        if not at_work:
-            return done
-    raise NotConvergedError(
-        f"abilities on {', '.join(sorted(at_work)[:5])} were not found to solver.tolerance; nothing published, raise it"
-    )
-
-
-def _fit_of(task: FrozenTask, solved: SolvedScale | None, wanted: Index, run: FrozenRun, penalty: Penalty) -> FrozenFit:
+def _fit_of(task: FrozenTask, found: FrozenResult | None, wanted: Index, run: FrozenRun, penalty: Penalty) -> FrozenFit:
     """Return what was found for the models asked for that answered a known item; the others have no ability."""
     n_items = sum(int(np.isfinite(bank.a).sum()) for bank in task.items.values())
     ridge, benchmarks = run.ridge(task.name, penalty), run.benchmarks[task.name]
-    if solved is None:
-        empty = Counts.zeros(0)
-        empty.n_items = n_items
-        return FrozenFit(
-            task.name, benchmarks, ridge, wanted[:0], empty, np.zeros(0), task.nodes, "fixed", converged=True,
-            objective=np.nan,
-        )  # fmt: skip
-    last, sums, result, passes = solved
-    assert last.theta is not None
+    nodes = frozen_nodes(task.sample, 0, task.spacing, task.least, task.most)
     asked = np.isin(task.models, wanted, assume_unique=True)
-    seen = np.flatnonzero((sums.counts[0] > 0.0) & asked)
+    rows = np.zeros((COUNTED + task.n_components, task.models.size)) if found is None else found.counts
+    seen = np.flatnonzero((rows[0] > 0.0) & asked)
     counts = Counts.zeros(seen.size)
-    counts.attempts, counts.successes, counts.items = sums.counts[:3, seen]
+    counts.attempts, counts.successes, counts.items = rows[:3, seen]
     counts.n_items, counts.cells = n_items, int(counts.items.sum())
+    theta, information = (np.zeros(0), np.zeros(0)) if found is None else (found.theta[seen], found.information[seen])
     fit = FrozenFit(
-        task.name, benchmarks, ridge, task.models[seen], counts, last.theta[seen], task.nodes, "fixed", passes, True,
-        objective=np.nan, information=result.information[seen],
+        task.name, benchmarks, ridge, task.models[seen], counts, theta, nodes, "fixed", converged=True,
+        objective=np.nan, information=information,
     )  # fmt: skip
-    fit.log_loss = sums.loss / max(float(sums.counts[0].sum()), 1.0)
-    fit.ability_residual, fit.item_residual = float(result.residual[seen].max(initial=0.0)), 0.0
-    fit.component_of = np.argmax(sums.counts[COUNTED:, seen], axis=0) + 1
-    fit.unknown = int(sums.counts[3, asked].sum())
+    fit.component_of = np.argmax(rows[COUNTED:, seen], axis=0) + 1
+    fit.unknown = int(rows[3, asked].sum())
+    if found is not None:
+        fit.iteration = found.passes
+        fit.log_loss = found.loss / max(float(rows[0].sum()), 1.0)
+        fit.ability_residual, fit.item_residual = float(found.residual[seen].max(initial=0.0)), 0.0
     return fit
 
 
-class PartsOfTiles(SparkBlocks):
-    """The answers of some models, cached: tiles narrowed to their columns, each an item block of its own.
+def score_tiles(
+    spark: SparkSession, tiles: DataFrame, tasks: Sequence[FrozenTask], partitions: int = 0
+) -> dict[str, FrozenResult]:
+    """Score models against fixed items in one Spark job.
+
+    Tiles are narrowed to the models' columns, the parts of some models brought together, and each such chunk is solved
+    to its end at one place, for models do not depend on each other.
 
     Parameters
     ----------
-    spark, tiles, partitions
-        As `SparkBlocks`.
-    models
-        Positions of the models, increasing.
+    spark
+        Session.
+    tiles
+        Rows of `response_blocks`.
+    tasks
+        The scales; all of the same models.
+    partitions
+        Chunks solved at a time; 0 for the cluster's default parallelism.
     """
+    models = tasks[0].models
+    partitions = partitions or default_parallelism(spark)
+    cells_of_a_model = max(sum(bank.a.size for bank in task.items.values()) for task in tasks)
+    even = max(-(-models.size // partitions), LEAST_CHUNK)
+    size = min(CHUNK_MODELS, max(CHUNK_CELLS // max(cells_of_a_model, 1), 1), even)
+    chunks = [slice(start, min(start + size, models.size)) for start in range(0, models.size, size)]
 
-    def __init__(self, spark: SparkSession, tiles: DataFrame, models: Index, partitions: int = 0) -> None:
-        super().__init__(spark, tiles, partitions)
-        self.models = models
-
-    def __enter__(self) -> PartsOfTiles:
-        super().__enter__()
-        return self
-
-    def _bring_together(self) -> DataFrame:
-        models = self.models
-
-        def narrow(batches: Batches) -> Batches:
-            for batch in batches:
-                for row in batch.to_pylist():  # a row is a tile
-                    part = part_of_tile(row, models)
+    def narrow(batches: Batches) -> Batches:
+        for batch in batches:
+            for row in batch.to_pylist():  # a row is a tile
+                first = int(row["model_start"]) - 1
+                low, high = np.searchsorted(models, [first, first + int(row["n_models"])])
+                for number in range(low // size, -(-high // size)):
+                    part = part_of_tile(row, models[chunks[number]])
                     if part is not None:
-                        yield pa.RecordBatch.from_pylist([part], schema=ITEM_BLOCK_SCHEMA)
+                        yield pa.RecordBatch.from_pylist([{"chunk": number, **part}], schema=_PART_SCHEMA)
 
-        first, last = int(models[0]) + 1, int(models[-1]) + 1
-        near = (F.col("model_start") <= last) & (F.col("model_start") + F.col("n_models") > first)
-        parts = self.tiles.where(near).select(*TILE_COLUMNS).mapInArrow(narrow, ITEM_BLOCK_DDL)
-        return parts.persist(StorageLevel.MEMORY_AND_DISK)
+    def solve(batches: Batches) -> Batches:
+        parts: dict[int, list[Block]] = {}
+        for batch in batches:
+            for row in batch.to_pylist():  # a row is a part of a tile
+                parts.setdefault(row["chunk"], []).append(read_block(row))
+        for number, blocks in sorted(parts.items()):
+            blocks.sort(key=lambda block: (block.benchmark, block.item_start, int(block.models[0])))
+            for task in tasks:
+                mine = [block for block in blocks if block.benchmark in task.items]
+                found = solve_models(mine, task.part(chunks[number]))
+                values = [found.counts.ravel(), found.theta, found.information, found.residual]
+                payload = np.concatenate([*values, [found.loss, found.passes]]).astype("<f8").tobytes()
+                row = {"scale": task.name, "chunk": number, "source": 0, "payload": payload}
+                yield pa.RecordBatch.from_pylist([row], schema=_RESULT_SCHEMA)
 
-    def run_frozen(self, tasks: Sequence[FrozenTask]) -> dict[str, tuple[FrozenSums, FrozenResult]]:
-        """Compute one pass of some scales: sums on the item side, roots or Newton steps on the model side."""
-        by_name = {task.name: task for task in tasks}
+    first, last = int(models[0]) + 1, int(models[-1]) + 1
+    near = (F.col("model_start") <= last) & (F.col("model_start") + F.col("n_models") > first)
+    description = f"cbmm-spark: score {models.size:,} models against fixed items"
+    with _few_rows_a_batch(spark), job_description(spark, description):
+        parts = (
+            tiles.where(near)
+            .select(*TILE_COLUMNS)
+            .coalesce(partitions)
+            .mapInArrow(narrow, f"chunk int, {ITEM_BLOCK_DDL}")
+        )
+        together = parts.repartitionById(min(partitions, len(chunks)), "chunk")
+        table = together.mapInArrow(solve, SUMS_SCHEMA).toArrow()
+    return _assembled(tasks, chunks, table)
 
-        def partition(batches: Batches) -> Batches:
-            sums: dict[str, FrozenSums] = {}
-            for block, _ in _blocks(batches):
-                for name, task in by_name.items():
-                    if block.benchmark in task.items:
-                        if name not in sums:
-                            sums[name] = FrozenSums.zeros(task)
-                        add_frozen_block(block, task, sums[name])
-            for name, part in sums.items():
-                totals = np.array([part.loss, part.steepest])
-                yield _row(name, TOTALS, _partition(), totals)
-                for chunk, start in enumerate(range(0, part.values.shape[1], MODEL_CHUNK)):
-                    span = slice(start, start + MODEL_CHUNK)
-                    rows = np.concatenate([part.counts[:, span], part.values[:, span]])
-                    yield _row(name, chunk, _partition(), np.append(rows.ravel(), part.steepest))
 
-        def update(name: str, chunk: int, payloads: list[F64]) -> F64:
-            if chunk == TOTALS:
-                return np.array([sum(p[0] for p in payloads), max(p[1] for p in payloads)])
-            task = by_name[name]
-            span = slice(chunk * MODEL_CHUNK, (chunk + 1) * MODEL_CHUNK)
-            size = task.models[span].size
-            steepest = max(float(payload[-1]) for payload in payloads)
-            rows = _ordered_sum([payload[:-1] for payload in payloads]).reshape(-1, size)
-            counted = COUNTED + task.n_components
-            theta = None if task.theta is None else task.theta[span]
-            result = score_models(task, theta, rows[counted:], steepest)
-            return np.concatenate([rows[:counted].ravel(), result.theta, result.information, result.residual])
+def _assembled(tasks: Sequence[FrozenTask], chunks: Sequence[slice], table: pa.Table) -> dict[str, FrozenResult]:
+    """Put the chunks' results together. A model that no tile holds has no attempts, and is left out later."""
+    results = {}
+    for task in tasks:
+        counted = COUNTED + task.n_components
+        whole = np.zeros((counted + 3, task.models.size))
+        loss, passes = 0.0, 0
+        mine = [row for row in table.to_pylist() if row["scale"] == task.name]  # a row is a chunk of models
+        for row in sorted(mine, key=lambda row: row["chunk"]):
+            values = np.frombuffer(row["payload"], dtype="<f8")
+            span = chunks[row["chunk"]]
+            whole[:, span] = values[:-2].reshape(counted + 3, -1)
+            loss, passes = loss + float(values[-2]), max(passes, int(values[-1]))
+        results[task.name] = FrozenResult(whole[-3], whole[-2], whole[-1], whole[:counted], loss, passes)
+    return results
 
-        rows = self._job(partition, update, f"score {len(tasks)} scale(s) against fixed items")
-        sums = {name: FrozenSums(np.zeros((COUNTED + t.n_components, t.models.size)), np.zeros((0, 0)))
-                for name, t in by_name.items()}  # fmt: skip
-        # A model that no block holds keeps ability 0 with no answers, and is left out later.
-        results = {name: FrozenResult(*np.zeros((3, t.models.size))) for name, t in by_name.items()}
-        for name, chunk, values in rows:
-            if chunk == TOTALS:
-                sums[name].loss, sums[name].steepest = float(values[0]), float(values[1])
-                continue
-            span = slice(chunk * MODEL_CHUNK, (chunk + 1) * MODEL_CHUNK)
-            part = values.reshape(-1, by_name[name].models[span].size)
-            sums[name].counts[:, span] = part[:-3]
-            result = results[name]
-            result.theta[span], result.information[span], result.residual[span] = part[-3:]
-        return {name: (sums[name], results[name]) for name in by_name}
+
+_PART_SCHEMA = pa.schema([pa.field("chunk", pa.int32()), *ITEM_BLOCK_SCHEMA])
+_RESULT_SCHEMA = pa.schema(
+    [("scale", pa.string()), ("chunk", pa.int32()), ("source", pa.int32()), ("payload", pa.binary())]
+)
+
+
+@contextmanager
+def _few_rows_a_batch(spark: SparkSession) -> Iterator[None]:
+    """Hand tiles to Python a few at a time: one is megabytes."""
+    settings = {
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS),
+        "spark.sql.adaptive.enabled": "false",
+    }
+    before = {key: spark.conf.get(key, None) for key in settings}
+    for key, value in settings.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, old)
 
 
 # ------------------------------------------------------------------------------------------------ what is read
@@ -425,7 +386,7 @@ def _banks(warehouse: Warehouse, run: FrozenRun, items: DataFrame) -> dict[str, 
         _of_run(warehouse, "item_parameters", run.run_id, run.scored_on)
         .where("easiness IS NOT NULL")
         .join(items.select("benchmark", "item_id", "item_index"), ["benchmark", "item_id"])
-        .select("scale", "benchmark", "item_index", "discrimination", "easiness", "component")
+        .select("scale", "benchmark", "item_index", "discrimination", "easiness", "n_models", "component")
         .toArrow()
         .sort_by([("scale", "ascending"), ("benchmark", "ascending"), ("item_index", "ascending")])
     )
@@ -434,7 +395,8 @@ def _banks(warehouse: Warehouse, run: FrozenRun, items: DataFrame) -> dict[str, 
         index = part["item_index"].to_numpy() - 1
         a, b = (part[column].to_numpy() / run.solver.sigma for column in ("discrimination", "easiness"))
         size = int(index.max()) + 1
-        bank = FrozenItems(np.full(size, np.nan), np.full(size, np.nan), np.zeros(size, dtype=np.int64))
+        bank = FrozenItems(np.full(size, np.nan), np.full(size, np.nan), np.zeros(size), np.zeros(size, dtype=np.int64))
+        bank.n[index] = part["n_models"].to_numpy()
         bank.a[index], bank.b[index] = run.gauge(scale).inverse().items(a, b)
         bank.component[index] = part["component"].fill_null(1).to_numpy()
         banks[scale][benchmark] = bank

@@ -278,18 +278,28 @@ def curve_differences(reference: Bank, new: Bank, gauge: Gauge) -> tuple[F64, F6
     found = []
     for a0, b0, n0, a1, b1, n1 in _pieces(*both):
         p0, p1 = sigmoid(a0[:, None] * t + b0[:, None]), sigmoid(a1[:, None] * ability + b1[:, None])
-        variance = _curve_variance(p0, t, _item_variance(a0, b0, n0, reference.theta))
-        variance += _curve_variance(p1, ability, _item_variance(a1, b1, n1, new.theta))
+        variance = _curve_variance(p0, t, item_variance(a0, b0, n0, reference.theta))
+        variance += _curve_variance(p1, ability, item_variance(a1, b1, n1, new.theta))
         found.append((np.sqrt(np.mean((p1 - p0) ** 2, axis=1)), np.sqrt(variance.mean(axis=1))))
     return np.concatenate([d for d, _ in found]), np.concatenate([e for _, e in found])
 
 
-def _item_variance(a: F64, b: F64, n: F64, theta: F64) -> tuple[F64, F64, F64]:
-    """Return variance of a, covariance, and variance of b of items answered by n models from a distribution."""
+def item_variance(a: F64, b: F64, n: F64, theta: F64, prior: tuple[float, float] = PRIOR) -> tuple[F64, F64, F64]:
+    """Return variance of a, covariance, and variance of b of items answered by n models from a distribution.
+
+    Parameters
+    ----------
+    a, b, n
+        The items, shape (J,).
+    theta
+        Equally likely abilities, shape (Q,).
+    prior
+        Information on a and b beside that of the answers.
+    """
     p = sigmoid(a[:, None] * theta + b[:, None])
     w = p * (1.0 - p)
     share = n / theta.size
-    aa, ab, bb = share * (w @ theta**2) + PRIOR[0], share * (w @ theta), share * w.sum(axis=1) + PRIOR[1]
+    aa, ab, bb = share * (w @ theta**2) + prior[0], share * (w @ theta), share * w.sum(axis=1) + prior[1]
     determinant = aa * bb - ab * ab
     return bb / determinant, -ab / determinant, aa / determinant
 

@@ -260,6 +260,26 @@ def ability_tables(cells: Cells, views: list[ScaleView], solutions: list[ItemSol
     for view, items in zip(views, solutions, strict=True):
         tables.append(_gradients_at_nodes(view.nodes, items))
         scores.append(items.a)
+    return table_sums(cells, tables, scores)
+
+
+def table_sums(cells: Cells, tables: list[F64], scores: list[F64]) -> list[tuple[F64, F64]]:
+    """Return, per table, the sum of its rows over the attempts of every model, and of the scores over its successes.
+
+    Parameters
+    ----------
+    cells
+        The block.
+    tables
+        What an attempt at each item counts at every node, each of shape (n_items, Q).
+    scores
+        What a success at each item counts, each of shape (n_items,).
+
+    Returns
+    -------
+    list of (G, S)
+        As `ability_tables`.
+    """
     if isinstance(cells, SparseCells):
         shape = (cells.n_items, cells.n_models)
         attempts = csr_array((cells.n, cells.indices, cells.indptr), shape=shape).T

@@ -17,6 +17,8 @@ from scipy.optimize import brentq
 from cbmm_spark.config import Config, LinkingConfig, PackConfig, RescoreConfig, SolverConfig
 from cbmm_spark.errors import GateError, InputError
 from cbmm_spark.kernels.dense import fit_blocks
+from cbmm_spark.kernels.frozen import pull
+from cbmm_spark.kernels.linking import item_variance, quantiles
 from cbmm_spark.linking import EarlierRun, Origin, earlier_runs, link_scales, reference_runs
 from cbmm_spark.publish import last_published
 from cbmm_spark.published_scale import on_published_scale
@@ -348,25 +350,29 @@ def test_only_new_models_are_scored_and_unknown_items_skipped(two: Nights, tmp_p
     row = nights.scales(before)["overall"]
     shift, stretch = row["gauge_shift"], row["gauge_stretch"]
     ridge = 0.25 * row["n_items"] / row["n_models"]
+    sample = quantiles(np.array([shift + stretch * r["ability"] for r in nights.abilities(before).values()]))
     known = {(r["benchmark"], r["item_id"]): r for r in nights.rows("item_parameters", before, scale="overall")}
     for model in (100, 101):
-        a, b, y = [], [], []
-        for benchmark, part in parts.items():
-            for j in np.flatnonzero(part.attempts[model][: SIZES[benchmark]]):
-                item = known[benchmark, f"item {j + 1:05d}"]
-                a.append(item["discrimination"])
-                b.append(item["easiness"])
-                y.append(part.successes[model, j])
-        a, b, y = np.array(a), np.array(b), np.array(y)
+        answers = [
+            (known[benchmark, f"item {j + 1:05d}"], part.successes[model, j])
+            for benchmark, part in parts.items()
+            for j in np.flatnonzero(part.attempts[model][: SIZES[benchmark]])
+        ]
+        y = np.array([score for _, score in answers])
+        a, b, n = (np.array([r[c] for r, _ in answers]) for c in ("discrimination", "easiness", "n_models"))
+        a, b = a / stretch, b - shift * a / stretch  # in the gauge of the fit, in which the penalty holds
+        variance = tuple(np.where(a > 0, v, 0.0) for v in item_variance(a, b, n, sample, (0.25, 0.1)))
 
-        def gradient(t: float, a: Any = a, b: Any = b, y: Any = y) -> float:
-            return float((1 / (1 + np.exp(-(a * t + b))) - y) @ a + ridge * stretch * (shift + stretch * t))
+        def gradient(t: float, a: Any = a, b: Any = b, y: Any = y, variance: Any = variance) -> float:
+            p = 1 / (1 + np.exp(-(a * t + b)))
+            own = pull((p * (1 - p))[:, None], np.array([t]), variance).sum()
+            return float((p - y) @ a - own + ridge * t)
 
         t = float(brentq(gradient, -30, 30))
         p = 1 / (1 + np.exp(-(a * t + b)))
         found = overall[name(model)]
-        assert found["ability"] == pytest.approx(t, abs=1e-3 * found["ability_se"])
-        expected = 1 / np.sqrt((p * (1 - p)) @ (a * a) + ridge * stretch**2)
+        assert found["ability"] == pytest.approx((t - shift) / stretch, abs=1e-3 * found["ability_se"])
+        expected = 1 / np.sqrt((p * (1 - p)) @ (a * a) + ridge) / stretch
         assert found["ability_se"] == pytest.approx(expected, rel=1e-3)
 
 
