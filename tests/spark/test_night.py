@@ -200,11 +200,11 @@ def test_a_broken_source_stops_the_night_before_the_score(first: Place, place: P
 
 def test_what_is_behind_a_location(first: Place, spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
+    for gone in ("empty", "gone", "*.csv"):
+        assert look_for(spark, str(tmp_path / gone)) is None
     (tmp_path / "a: b").mkdir()
     file = tmp_path / "a: b" / "c:d.csv"
     file.write_text("x", encoding="utf-8")
-    for gone in ("empty", "gone", "*.csv"):
-        assert look_for(spark, str(tmp_path / gone)) is None
     assert look_for(spark, "table:no_such_table") is None
     found = look_for(spark, str(tmp_path / "a: b"))
     assert found is not None
