@@ -10,13 +10,14 @@ import sys
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
-from benchmarks import billion, exactness, growth, kernel, paper_suite, real, recovery, rivals, stages  # noqa: E402
+from benchmarks import backfill, billion, exactness, growth, kernel, paper_suite, real, recovery, rivals, stages  # noqa: E402
 
 BENCHMARKS = {
     "kernel": (kernel.run, "nanoseconds per cell and iteration against unpacking and one float32 product"),
     "rivals": (rivals.run, "the fit in process against scaled L-BFGS-B and the paper's recurrence"),
     "exactness": (exactness.run, "objective against L-BFGS-B, KKT and random starts on real and simulated data"),
     "real": (real.run, "real leaderboards through ingest and rescore on Spark, against L-BFGS-B"),
+    "backfill": (backfill.run, "a history of 108 dates in the same passes, against one fit"),
     "recovery": (recovery.run, "recovery of the truth beside L-BFGS-B and plain accuracy"),
     "stages": (stages.run, "Spark: seconds per iteration against an empty mapInArrow job; 200 iterations"),
     "paper_suite": (paper_suite.run, "Spark: the paper's largest suite, 2,211 models x 12,032 items"),

@@ -129,7 +129,7 @@ def rescore(
     ConflictError
         Another run holds the tables.
     """
-    clock = _Clock()
+    clock = Clock()
     started_at = dt.datetime.now(dt.UTC)
     key = RunKey(f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}", as_of or started_at.date())
     with job_description(spark, f"cbmm-spark {key.run_id}: pack responses"):
@@ -184,7 +184,7 @@ def _fit_and_write(
     inputs: Inputs,
     key: RunKey,
     listener: Listener,
-    clock: _Clock,
+    clock: Clock,
 ) -> RescoreReport:
     with SparkBlocks(spark, inputs.tiles, config.solver.partitions) as blocks:
         scales = choose_scales(config.scales, blocks.benchmarks)
@@ -196,7 +196,7 @@ def _fit_and_write(
         if unconverged:
             facts = scale_rows(spark, fits, scales, config.rescore, None, key)
             write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
-            raise NotConvergedError(_not_converged(fits, unconverged, config.solver.max_iterations))
+            raise NotConvergedError(not_converged(fits, unconverged, config.solver.max_iterations))
         items = item_rows(blocks, fits, scales, inputs.items, config.rescore, config.solver.sigma, key)
         with job_description(spark, f"cbmm-spark {key.run_id}: write item parameters"):
             write_results(warehouse, "item_parameters", items, key.run_id, key.scored_on)
@@ -223,7 +223,7 @@ def _fit_and_write(
     )
 
 
-def _not_converged(fits: Mapping[str, ScaleFit], unconverged: Sequence[str], iterations: int) -> str:
+def not_converged(fits: Mapping[str, ScaleFit], unconverged: Sequence[str], iterations: int) -> str:
     """Return what to do about scales that did not converge."""
     bounded = [name for name in unconverged if fits[name].models_at_bound or fits[name].items_at_bound]
     if bounded:
@@ -423,7 +423,7 @@ def _facts(fit: ScaleFit) -> dict[str, Any]:
     }
 
 
-class _Clock:
+class Clock:
     """Seconds by step."""
 
     def __init__(self) -> None:

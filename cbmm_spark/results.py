@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from scipy.stats import norm
 
 from cbmm_spark.config import RescoreConfig
 from cbmm_spark.fit import SparkBlocks
+from cbmm_spark.history_link import Link
 from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.components import first_observers
+from cbmm_spark.kernels.history import seen_by
 from cbmm_spark.kernels.loop import IterationRecord, ScaleFit
 from cbmm_spark.kernels.model import F64, Gauge, standard_gauge
 from cbmm_spark.kernels.passes import (
@@ -44,7 +46,7 @@ from cbmm_spark.tables import SPECS
 
 ITEM_COLUMNS = pa.schema(
     [
-        ("scale", pa.string()),
+        ("label", pa.int32()),
         ("benchmark", pa.string()),
         ("item_index", pa.int32()),
         ("discrimination", pa.float64()),
@@ -61,12 +63,12 @@ ITEM_COLUMNS = pa.schema(
     ]
 )
 ITEM_DDL = (
-    "scale string, benchmark string, item_index int, discrimination double, easiness double, difficulty double, "
+    "label int, benchmark string, item_index int, discrimination double, easiness double, difficulty double, "
     "discrimination_se double, easiness_se double, n_models int, accuracy double, information double, "
     "max_information double, component int, flag_reasons string"
 )
 ESTIMATES_DDL = (
-    "scale string, model_index int, ability double, ability_se double, ability_lower double, ability_upper double, "
+    "label int, model_index int, ability double, ability_se double, ability_lower double, ability_upper double, "
     "rank int, accuracy double, accuracy_lower double, accuracy_upper double, accuracy_rank int, n_items int, "
     "coverage double, component int, status string"
 )
@@ -79,9 +81,52 @@ class RunKey:
     run_id: str
     scored_on: dt.date
 
-    def onto(self, df: DataFrame) -> DataFrame:
-        """Add the key's columns to a frame."""
-        return df.withColumn("run_id", F.lit(self.run_id)).withColumn("scored_on", F.lit(self.scored_on))
+
+@dataclass(frozen=True)
+class RunFits:
+    """The fits of one run.
+
+    Attributes
+    ----------
+    key
+        The run.
+    scales
+        Names under which fits are shown.
+    fits
+        By fitted scale. Runs of several dates share the fit of a scale that did not change between them.
+    date
+        Number of the run's date, where models are told by date (`ability_rows_of`).
+    links
+        By scale, onto the reference scale; a scale without one is standardised.
+    """
+
+    key: RunKey
+    scales: Scales
+    fits: Mapping[str, ScaleFit]
+    date: int = 0
+    links: Mapping[str, Link] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Label:
+    """One scale of one run, as it is shown; rows carry its number until they have their names."""
+
+    number: int
+    run: RunFits
+    scale: str
+
+    @property
+    def fit(self) -> ScaleFit:
+        return self.run.fits[self.run.scales.fitted[self.scale]]
+
+    @property
+    def link(self) -> Link | None:
+        return self.run.links.get(self.scale)
+
+
+def _labels(runs: Sequence[RunFits]) -> list[_Label]:
+    shown = [(run, scale) for run in runs for scale in run.scales.fitted]
+    return [_Label(number, run, scale) for number, (run, scale) in enumerate(shown)]
 
 
 @dataclass(frozen=True)
@@ -104,8 +149,11 @@ class Published:
     status: NDArray[np.str_]
 
 
-def on_published_scale(fit: ScaleFit, config: RescoreConfig) -> Published:
-    """Standardise a fit: mean 0, sd 1 over models of status ``ok``; over all where fewer than two are."""
+def on_published_scale(fit: ScaleFit, config: RescoreConfig, link: Link | None = None) -> Published:
+    """Standardise a fit: mean 0, sd 1 over models of status ``ok``; over all where fewer than two are.
+
+    With a link, which leads from there to the reference scale, that scale is the published one.
+    """
     counts = fit.counts
     status = np.full(fit.theta.size, "ok", dtype="<U12")
     status[counts.items < config.few_items] = "few_items"
@@ -113,6 +161,8 @@ def on_published_scale(fit: ScaleFit, config: RescoreConfig) -> Published:
     status[counts.successes >= counts.attempts] = "all_correct"
     reference = fit.theta[status == "ok"]
     gauge = standard_gauge(reference if reference.size > 1 else fit.theta)
+    if link is not None:
+        gauge = link.after(gauge)
     error = ability_errors(fit.information, fit.ridge.ability) / gauge.stretch
     return Published(gauge, gauge.abilities(fit.theta), error, status)
 
@@ -143,17 +193,27 @@ def ability_rows(
     key
         Run.
     """
-    estimates = pa.concat_tables([_estimates(name, fits[source], config) for name, source in scales.fitted.items()])
-    members = _members(spark, scales)
-    models = (
-        model_benchmarks.join(F.broadcast(members), "benchmark")
-        .groupBy("scale", "model_index", "model_id")
-        .agg(
-            F.min("first_evaluated_at").alias("first_evaluated_at"),
-            F.max("last_evaluated_at").alias("last_evaluated_at"),
-        )
+    return ability_rows_of(spark, [RunFits(key, scales, fits)], model_benchmarks, config)
+
+
+def ability_rows_of(
+    spark: SparkSession, runs: Sequence[RunFits], model_benchmarks: DataFrame, config: RescoreConfig
+) -> DataFrame:
+    """Return the rows of `abilities` of several runs; parameters are those of `ability_rows`.
+
+    Where `model_benchmarks` has a column ``step``, a run sees only its rows with ``step`` up to the run's date.
+    """
+    labels = _labels(runs)
+    estimates = pa.concat_tables([_estimates(label, config) for label in labels])
+    members = _members(spark, labels)
+    rows = model_benchmarks.join(F.broadcast(members), "benchmark")
+    if "step" in model_benchmarks.columns:
+        rows = rows.where("step <= date")
+    models = rows.groupBy(*_LABEL_COLUMNS, "model_index", "model_id").agg(
+        F.min("first_evaluated_at").alias("first_evaluated_at"),
+        F.max("last_evaluated_at").alias("last_evaluated_at"),
     )
-    joined = models.join(spark.createDataFrame(estimates, ESTIMATES_DDL), ["scale", "model_index"], "left")
+    joined = models.join(spark.createDataFrame(estimates, ESTIMATES_DDL), ["label", "model_index"], "left")
     full = joined.withColumns(
         {
             "n_items": F.coalesce("n_items", F.lit(0)),
@@ -162,23 +222,33 @@ def ability_rows(
             "rank_shift": F.col("accuracy_rank") - F.col("rank"),
         }
     )
-    return _complete(key.onto(full), "abilities")
+    return _complete(full, "abilities")
 
 
-def _members(spark: SparkSession, scales: Scales) -> DataFrame:
-    """Return which benchmarks each scale holds; small."""
-    pairs = [(name, benchmark) for name, group in scales.benchmarks.items() for benchmark in sorted(group)]
-    return spark.createDataFrame(pairs, "scale string, benchmark string")
+_LABEL_COLUMNS = ("label", "scale", "run_id", "scored_on")
 
 
-def _estimates(name: str, fit: ScaleFit, config: RescoreConfig) -> pa.Table:
-    counts, shown = fit.counts, on_published_scale(fit, config)
+def _members(spark: SparkSession, labels: Sequence[_Label]) -> DataFrame:
+    """Return which benchmarks each scale of each run holds; small."""
+    rows = [
+        (label.number, label.scale, label.run.key.run_id, label.run.key.scored_on, label.run.date, benchmark)
+        for label in labels
+        for benchmark in sorted(label.run.scales.benchmarks[label.scale])
+    ]
+    return spark.createDataFrame(
+        rows, "label int, scale string, run_id string, scored_on date, date int, benchmark string"
+    )
+
+
+def _estimates(label: _Label, config: RescoreConfig) -> pa.Table:
+    fit = label.fit
+    counts, shown = fit.counts, on_published_scale(fit, config, label.link)
     half = float(norm.ppf(0.5 + config.level / 2.0)) * shown.error
     accuracy = counts.successes / counts.attempts
     lower, upper = wilson(counts.successes, counts.attempts, config.level)
     component = fit.components
     columns = {
-        "scale": pa.array([name] * fit.models.size, pa.string()),
+        "label": pa.array(np.full(fit.models.size, label.number, dtype=np.int32)),
         "model_index": pa.array((fit.models + 1).astype(np.int32)),
         "ability": finite(shown.ability),
         "ability_se": finite(shown.error),
@@ -229,37 +299,67 @@ def item_rows(
     key
         Run.
     """
-    parts = [
-        (
-            ScaleTask(name, fit.benchmarks, fit.models, fit.theta, fit.nodes, fit.ridge, "late", fit.items),
-            on_published_scale(fit, config).gauge,
-            fit.components,
-            tuple(scales.shown_by(name)),
-        )
-        for name, fit in fits.items()
-    ]
+    return item_rows_of(blocks, [RunFits(key, scales, fits)], items, config, sigma)
+
+
+@dataclass(frozen=True)
+class _ItemPart:
+    """What a worker must know to make the item rows of one fit, and under which labels they are shown."""
+
+    task: ScaleTask
+    gauge: Gauge
+    components: NDArray[np.int64]
+    labels: NDArray[np.int32]
+
+
+_PartKey = tuple[str, Link | None]
+
+
+def item_rows_of(
+    blocks: SparkBlocks, runs: Sequence[RunFits], items: DataFrame, config: RescoreConfig, sigma: float
+) -> DataFrame:
+    """Return the rows of `item_parameters` of several runs; parameters are those of `item_rows`."""
+    labels = _labels(runs)
+    parts = _item_parts(labels, config)
     few = config.few_responses
+    moments = {key: blocks.moments[key[0]] for key in parts if key[0] in blocks.moments}
 
     def rows(block: Block, row: Mapping[str, Any]) -> pa.RecordBatch:
         start = int(row["item_start"])
+        mine = [key for key, part in parts.items() if block.benchmark in part.task.benchmarks]
         made = [
-            _item_batch(block, start, task, gauge, components, sigma, few, names)
-            for task, gauge, components, names in parts
-            if block.benchmark in task.benchmarks
+            _item_batch(seen, start, parts[key], sigma, few)
+            for seen, keys in seen_by(block, mine, moments)
+            for key in keys
         ]
         return pa.Table.from_batches(made, ITEM_COLUMNS).combine_chunks().to_batches()[0] if made else _no_items()
 
     computed = blocks.map_blocks(rows, ITEM_DDL)
-    members = _members(items.sparkSession, scales)
+    members = _members(items.sparkSession, labels)
     named = items.select("benchmark", "item_index", "item_id").join(F.broadcast(members), "benchmark")
-    joined = named.join(computed, ["scale", "benchmark", "item_index"], "left")
+    joined = named.join(computed, ["label", "benchmark", "item_index"], "left")
     flagged = joined.withColumns(
         {
             "n_models": F.coalesce("n_models", F.lit(0)),
             "flag_reasons": F.coalesce("flag_reasons", _when_few(F.col("n_models").isNull(), few)),
         }
     ).withColumn("is_flagged", F.col("flag_reasons").isNotNull())
-    return _complete(key.onto(flagged), "item_parameters")
+    return _complete(flagged, "item_parameters")
+
+
+def _item_parts(labels: Sequence[_Label], config: RescoreConfig) -> dict[_PartKey, _ItemPart]:
+    """Return what is computed, by fit and link: what several labels show is computed once."""
+    shown: dict[_PartKey, list[_Label]] = {}
+    for label in labels:
+        shown.setdefault((label.fit.name, label.link), []).append(label)
+    parts = {}
+    for (name, link), group in shown.items():
+        fit = group[0].fit
+        task = ScaleTask(name, fit.benchmarks, fit.models, fit.theta, fit.nodes, fit.ridge, "late", fit.items)
+        numbers = np.array([label.number for label in group], dtype=np.int32)
+        gauge = on_published_scale(fit, config, link).gauge
+        parts[name, link] = _ItemPart(task, gauge, fit.components, numbers)
+    return parts
 
 
 def _when_few(nobody: Column, few: int) -> Column:
@@ -271,18 +371,9 @@ def _no_items() -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=ITEM_COLUMNS)
 
 
-def _item_batch(
-    block: Block,
-    start: int,
-    task: ScaleTask,
-    gauge: Gauge,
-    components: NDArray[np.int64],
-    sigma: float,
-    few: int,
-    names: Sequence[str],
-) -> pa.RecordBatch:
+def _item_batch(block: Block, start: int, part: _ItemPart, sigma: float, few: int) -> pa.RecordBatch:
     """Solve one block's items at the final abilities and put them on the published scale."""
-    cells = block.cells
+    cells, task, gauge = block.cells, part.task, part.gauge
     view = task.view(task.places(block.models))
     exact = _items_at(block, task, view)
     # An item that everybody or nobody solves says nothing about its slope: it is shown with none (cases F2).
@@ -315,10 +406,10 @@ def _item_batch(
     }
     first = first_observers(cells)
     place = np.searchsorted(task.models, block.models)
-    component = np.where(first >= 0, components[place[np.maximum(first, 0)]], 0).astype(np.int32)
-    n, times = cells.n_items, len(names)
+    component = np.where(first >= 0, part.components[place[np.maximum(first, 0)]], 0).astype(np.int32)
+    n, times = cells.n_items, part.labels.size
     columns: dict[str, pa.Array] = {
-        "scale": pa.array([name for name in names for _ in range(n)], pa.string()),
+        "label": pa.array(np.repeat(part.labels, n)),
         "benchmark": pa.array([block.benchmark] * (n * times), pa.string()),
         "item_index": pa.array(np.tile(np.arange(start, start + n, dtype=np.int32), times)),
         "n_models": pa.array(np.tile(cells.observers.astype(np.int32), times)),
@@ -359,55 +450,73 @@ def scale_rows(
     key: RunKey,
 ) -> DataFrame:
     """Return the rows of `run_scales`; discriminations are summarised from the item parameters as written, if any."""
-    facts = []
-    for name, source in scales.fitted.items():
-        fit = fits[source]
-        accuracy = fit.counts.successes / fit.counts.attempts
-        facts.append(
-            {
-                "scale": name,
-                "n_models": int(fit.models.size),
-                "n_items": fit.counts.n_items,
-                "n_responses": int(fit.counts.attempts.sum()),
-                "iterations": fit.iteration,
-                "converged": fit.converged,
-                "objective": _value(fit.objective),
-                "log_loss": _value(fit.log_loss),
-                "accuracy_log_loss": _value(accuracy_loss(fit.counts.attempts, fit.counts.successes)),
-                "kkt_residual": _value(fit.kkt_residual),
-                "node_error": _value(abs(fit.node_error)),
-                "ability_accuracy_spearman": _value(spearman(fit.theta, accuracy)),
-                "flag_reasons": ";".join(flag.reason for flag in scale_flags(name, fit, config)) or None,
-            }
-        )
+    return scale_rows_of(spark, [RunFits(key, scales, fits)], config, item_parameters)
+
+
+def scale_rows_of(
+    spark: SparkSession, runs: Sequence[RunFits], config: RescoreConfig, item_parameters: DataFrame | None
+) -> DataFrame:
+    """Return the rows of `run_scales` of several runs; parameters are those of `scale_rows`."""
+    frame = _facts_frame(spark, [_facts_of(label, config) for label in _labels(runs)])
     if item_parameters is None:
-        return _complete(_facts_frame(spark, facts).withColumn("run_id", F.lit(key.run_id)), "run_scales")
-    summary = item_parameters.groupBy("scale").agg(
+        return _complete(frame, "run_scales")
+    summary = item_parameters.groupBy("run_id", "scale").agg(
         F.avg("discrimination").alias("discrimination_mean"),
         F.stddev_pop("discrimination").alias("discrimination_sd"),
         F.count_if(F.col("discrimination") == 0).cast("int").alias("uninformative_items"),
     )
-    frame = _facts_frame(spark, facts)
-    return _complete(frame.join(summary, "scale", "left").withColumn("run_id", F.lit(key.run_id)), "run_scales")
+    return _complete(frame.join(summary, ["run_id", "scale"], "left"), "run_scales")
+
+
+def _facts_of(label: _Label, config: RescoreConfig) -> dict[str, object]:
+    fit, link = label.fit, label.link
+    accuracy = fit.counts.successes / fit.counts.attempts
+    return {
+        "run_id": label.run.key.run_id,
+        "scale": label.scale,
+        "n_models": int(fit.models.size),
+        "n_items": fit.counts.n_items,
+        "n_responses": int(fit.counts.attempts.sum()),
+        "iterations": fit.iteration,
+        "converged": fit.converged,
+        "objective": _value(fit.objective),
+        "log_loss": _value(fit.log_loss),
+        "accuracy_log_loss": _value(accuracy_loss(fit.counts.attempts, fit.counts.successes)),
+        "kkt_residual": _value(fit.kkt_residual),
+        "node_error": _value(abs(fit.node_error)),
+        "ability_accuracy_spearman": _value(spearman(fit.theta, accuracy)),
+        "link_slope": None if link is None else link.slope,
+        "link_intercept": None if link is None else link.intercept,
+        "n_anchors": None if link is None else link.n_anchors,
+        "flag_reasons": ";".join(flag.reason for flag in scale_flags(label.scale, fit, config)) or None,
+    }
 
 
 def _facts_frame(spark: SparkSession, facts: Sequence[Mapping[str, object]]) -> DataFrame:
     return spark.createDataFrame(
         [tuple(fact.values()) for fact in facts],
-        "scale string, n_models int, n_items int, n_responses long, iterations int, converged boolean, "
+        "run_id string, scale string, n_models int, n_items int, n_responses long, iterations int, converged boolean, "
         "objective double, log_loss double, accuracy_log_loss double, kkt_residual double, node_error double, "
-        "ability_accuracy_spearman double, flag_reasons string",
+        "ability_accuracy_spearman double, link_slope double, link_intercept double, n_anchors int, "
+        "flag_reasons string",
     )
 
 
 def iteration_rows(spark: SparkSession, fits: Mapping[str, ScaleFit], scales: Scales, key: RunKey) -> DataFrame:
     """Return the rows of `run_iterations`."""
 
-    def row(name: str, record: IterationRecord) -> tuple[object, ...]:
-        change = _value(record.max_ability_change)
-        return (key.run_id, name, record.iteration, float(record.objective), change, record.seconds)
+    return iteration_rows_of(spark, [RunFits(key, scales, fits)])
 
-    rows = [row(name, record) for name, source in scales.fitted.items() for record in fits[source].history]
+
+def iteration_rows_of(spark: SparkSession, runs: Sequence[RunFits]) -> DataFrame:
+    """Return the rows of `run_iterations` of several runs."""
+
+    def row(label: _Label, record: IterationRecord) -> tuple[object, ...]:
+        change = _value(record.max_ability_change)
+        run_id = label.run.key.run_id
+        return (run_id, label.scale, record.iteration, float(record.objective), change, record.seconds)
+
+    rows = [row(label, record) for label in _labels(runs) for record in label.fit.history]
     return spark.createDataFrame(rows, SPECS["run_iterations"].schema)
 
 
@@ -418,7 +527,7 @@ def _value(x: float) -> float | None:
 def _complete(df: DataFrame, table: str) -> DataFrame:
     """Add the columns that are not computed yet as nulls of their type, and put all in the table's order."""
     columns = []
-    for field in SPECS[table].schema.fields:
-        column = F.col(field.name) if field.name in df.columns else F.lit(None)
-        columns.append(column.cast(field.dataType).alias(field.name))
+    for each in SPECS[table].schema.fields:
+        column = F.col(each.name) if each.name in df.columns else F.lit(None)
+        columns.append(column.cast(each.dataType).alias(each.name))
     return df.select(*columns)

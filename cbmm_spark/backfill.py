@@ -1,0 +1,536 @@
+"""The job that scores a whole history: all its dates in the same passes over the same cached blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from cbmm_spark.config import Config, PackConfig, RescoreConfig
+from cbmm_spark.dates import Every, dates_between
+from cbmm_spark.errors import CbmmError, InputError, NotConvergedError
+from cbmm_spark.fit import default_parallelism, job_description
+from cbmm_spark.history import (
+    Evaluated,
+    States,
+    check_dates,
+    evaluations,
+    history_tiles,
+    moments_of,
+    small_enough,
+    states_of,
+    steps_frame,
+    with_step,
+)
+from cbmm_spark.history_blocks import HistoryBlocks
+from cbmm_spark.history_link import Linker, Standing, link_by_models
+from cbmm_spark.history_plan import Plan, plan_fits
+from cbmm_spark.kernels.history import Moment
+from cbmm_spark.kernels.loop import ScaleFit
+from cbmm_spark.pack import n_models
+from cbmm_spark.publish_many import (
+    discard_results,
+    finish_runs,
+    publish_runs,
+    published_days,
+    start_runs,
+    write_results_of,
+)
+from cbmm_spark.rescore import Clock, Listener, check_connected, fit_scales, not_converged
+from cbmm_spark.results import (
+    RunFits,
+    RunKey,
+    ability_rows_of,
+    item_rows_of,
+    iteration_rows_of,
+    on_published_scale,
+    scale_rows_of,
+)
+from cbmm_spark.scale_flags import scale_flags
+from cbmm_spark.scales import Scales
+from cbmm_spark.stale import stale_days
+from cbmm_spark.tables import SPECS, Warehouse
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which dates are asked for.
+
+    Attributes
+    ----------
+    first, last
+        Ends of the history; by default the first and last day on which something was evaluated.
+    every
+        Distance of its dates.
+    dates
+        The dates themselves, instead of all that.
+    stale
+        Instead of all that the published days whose past has changed; they are replaced.
+    replace
+        Whether days that are published already are scored again.
+    link
+        Whether all dates are put on the scale of the last one.
+    """
+
+    first: dt.date | None = None
+    last: dt.date | None = None
+    every: Every = "week"
+    dates: Sequence[dt.date] | None = None
+    stale: bool = False
+    replace: bool = False
+    link: bool = True
+
+
+@dataclass(frozen=True)
+class BackfillReport:
+    """What a backfill did.
+
+    Attributes
+    ----------
+    dates
+        Days asked for.
+    published
+        Days that were scored and published now.
+    kept
+        Days that were published already and left alone.
+    empty
+        Days by whose end nothing had been evaluated.
+    failed
+        By day why it was not published.
+    fits
+        Fits made; dates between which a scale did not change share one.
+    unlinked
+        Scales of dates with too few models in common with the last date to be put on its scale.
+    flags
+        By reason how many scales of how many dates should be read with care.
+    seconds
+        Wall-clock time by step.
+    """
+
+    dates: tuple[dt.date, ...]
+    published: tuple[dt.date, ...] = ()
+    kept: tuple[dt.date, ...] = ()
+    empty: tuple[dt.date, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    fits: int = 0
+    iterations: int = 0
+    unlinked: int = 0
+    flags: Mapping[str, int] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    exit_code: int = 0
+
+    def lines(self) -> list[str]:
+        """What a person wants to know."""
+        span = f", {self.published[0]} to {self.published[-1]}" if self.published else ""
+        found = [f"published {len(self.published)} of {len(self.dates)} days{span}: {self.fits} fits"]
+        if self.kept:
+            found.append(f"  {len(self.kept)} days were published already and left alone (--replace scores them again)")
+        if self.empty:
+            found.append(f"  {len(self.empty)} days come before the first response with a verdict")
+        if self.unlinked:
+            found.append(f"  {self.unlinked} scales share too few models with the last day to be put on its scale")
+        found += [f"  {reason}: {count} scales" for reason, count in sorted(self.flags.items())]
+        found += [f"  {day} not published: {reason}" for day, reason in self.failed.items()]
+        return found
+
+
+# ------------------------------------------------------------------------------------------------ the job
+def backfill(
+    spark: SparkSession, warehouse: Warehouse, config: Config, request: Request, listener: Listener
+) -> BackfillReport:
+    """Score the leaderboard as it stood at every date asked for, and publish a run for each.
+
+    Parameters
+    ----------
+    spark
+        Session with Delta.
+    warehouse
+        Where `responses` is and results go.
+    config
+        Everything else. Every fit starts from accuracy: ``solver.warm_start`` plays no part.
+    request
+        Which dates.
+    listener
+        Told of every iteration and step.
+
+    Returns
+    -------
+    BackfillReport
+        Its exit code is that of the worst day: 4 where one did not converge, 3 where one was refused.
+
+    Raises
+    ------
+    ConfigError
+        The dates or scales cannot be.
+    InputError
+        There is nothing to fit by any of the dates.
+    NotConvergedError
+        No date converged.
+    ConflictError
+        Another run holds the tables.
+    """
+    started_at = dt.datetime.now(dt.UTC)
+    stamp = f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    job = _Job(spark, warehouse, config, request, listener, stamp, Clock())
+    with job_description(spark, f"cbmm-spark {stamp}: look through the history"):
+        version = warehouse.version("responses")
+        responses = warehouse.read("responses", version)
+        found = evaluations(responses).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        wanted, dates, kept, empty = job.choose(found)
+        if not dates:
+            return BackfillReport(tuple(wanted), kept=tuple(kept), empty=tuple(empty))
+        return job.run(responses, version, found, _Dates(wanted, dates, kept, empty), started_at)
+    finally:
+        found.unpersist()
+
+
+@dataclass(frozen=True)
+class _Dates:
+    """Days asked for, to be fitted, left alone, and before anything was evaluated."""
+
+    wanted: list[dt.date]
+    to_fit: list[dt.date]
+    kept: list[dt.date]
+    empty: list[dt.date]
+
+
+@dataclass
+class _Job:
+    spark: SparkSession
+    warehouse: Warehouse
+    config: Config
+    request: Request
+    listener: Listener
+    stamp: str
+    clock: Clock
+
+    # -------------------------------------------------------------------------------------------- dates
+    def choose(self, found: DataFrame) -> tuple[list[dt.date], list[dt.date], list[dt.date], list[dt.date]]:
+        """Return the days asked for, those to fit, those left alone, and those before anything was evaluated."""
+        self.evaluated = Evaluated.of(found)
+        if not self.evaluated.days and not self.evaluated.undated:
+            location = self.warehouse.location("responses")
+            raise InputError(f"{location} is empty; run `cbmm-spark ingest --input …` first")
+        wanted = self._wanted()
+        if not wanted:
+            return [], [], [], []
+        begun, empty = check_dates(wanted, self.evaluated)
+        published = published_days(self.warehouse)
+        again = self.request.replace or self.request.stale
+        kept = [] if again else [date for date in begun if date in published]
+        dates = [date for date in begun if date not in set(kept)]
+        self.listener.event(
+            "dates", asked=len(wanted), to_fit=len(dates), published_already=len(kept), empty=len(empty)
+        )
+        return wanted, dates, kept, empty
+
+    def _wanted(self) -> list[dt.date]:
+        request, days = self.request, self.evaluated.days
+        if request.stale:
+            stale = stale_days(self.warehouse)
+            if stale.unknown:
+                reason = "the change feed of responses does not reach back to what these days were scored from"
+                self.listener.event("stale_unknown", days=len(stale.unknown), reason=reason)
+            return list(stale.days)
+        if request.dates is not None:
+            return sorted(set(request.dates))
+        if not days and (request.first is None or request.last is None):
+            raise InputError("no response has a date of evaluation: a history needs --from and --to, or --dates")
+        first, last = request.first or days[0], request.last or days[-1]
+        wanted = dates_between(first, last, request.every, days)
+        if not wanted:
+            raise InputError(f"nothing was evaluated from {first} to {last}: choose another --from and --to")
+        return wanted
+
+    # -------------------------------------------------------------------------------------------- fit
+    def run(
+        self, responses: DataFrame, version: int, found: DataFrame, dates: _Dates, started_at: dt.datetime
+    ) -> BackfillReport:
+        """Fit the dates, write and publish."""
+        last = dates.to_fit[-1]
+        if late := self.evaluated.after(last):
+            self.listener.event("left_out", responses=late, reason=f"evaluated after {last}")
+        steps = steps_frame(self.spark, self.evaluated, dates.to_fit)
+        stepped = with_step(found, steps)
+        states = states_of(stepped, len(dates.to_fit))
+        if not states.model.size:
+            raise InputError(f"no response by {last} has a verdict: every score is null, so there is nothing to fit")
+        plan = plan_fits(dates.to_fit, states.changes(), self.config.scales)
+        if not plan.dates:
+            raise InputError(f"no scale has a response by {last}; see [scales] in the configuration")
+        ready = {planned.date for planned in plan.dates}
+        empty = sorted([*dates.empty, *(date for date in dates.to_fit if date not in ready)])
+        models = len({*zip(states.benchmark.tolist(), states.model.tolist(), strict=True)})
+        self.listener.event("history", dates=len(ready), fits=len(plan.fits), columns=states.model.size, models=models)
+        keys = [RunKey(f"{self.stamp}-{planned.date:%Y%m%d}", planned.date) for planned in plan.dates]
+        start_runs(self.warehouse, keys, self.config.as_json(), version, started_at)
+        self.clock.lap("plan")
+        try:
+            history = _History(responses, version, stepped, steps, states, plan, keys)
+            report = self._fit_and_write(history)
+        except BaseException as error:
+            self._fail(keys, error)
+            raise
+        return replace(report, dates=tuple(dates.wanted), kept=tuple(dates.kept), empty=tuple(empty))
+
+    def _fail(self, keys: Sequence[RunKey], error: BaseException) -> None:
+        """Say of all runs that they failed, unless they ended otherwise, and take back what they wrote."""
+        message = str(error) if isinstance(error, CbmmError) else f"{type(error).__name__}: {error}"
+        message = " ".join(message.split())[:1000]
+        status = "not_converged" if isinstance(error, NotConvergedError) else "failed"
+        with contextlib.suppress(Exception):  # a lost session cannot be told; the next run of the days tidies up
+            running = self.warehouse.read("runs").where("status = 'running'").select("run_id").collect()
+            mine = {row["run_id"] for row in running} & {key.run_id for key in keys}
+            finish_runs(self.warehouse, dict.fromkeys(mine, (status, message)))
+            if mine:
+                discard_results(self.warehouse, [key for key in keys if key.run_id in mine])
+
+    def _fit_and_write(self, history: _History) -> BackfillReport:
+        config, solver = self.config, self.config.solver
+        total = n_models(self.warehouse)
+        items = self.warehouse.read("items", self.warehouse.version("items"))
+        partitions = solver.partitions or default_parallelism(self.spark)
+        moments = history.moments()
+        with job_description(self.spark, f"cbmm-spark {self.stamp}: pack responses"):
+            tiles = history.tiles(small_enough(config.pack, _n_items(items), partitions))
+        try:
+            with HistoryBlocks(self.spark, tiles, partitions, moments) as blocks:
+                self.clock.lap("pack")
+                fits, refused = self._fit(blocks, history, total)
+                self.clock.lap("fit")
+                runs, failed = history.runs(fits, refused, solver.max_iterations)
+                linked, unlinked = self._linked(runs)
+                self._write_fits(runs)
+                if not linked:
+                    self._write_scales(runs, None)
+                    finish_runs(self.warehouse, failed)
+                    raise _nothing(failed)
+                keys = [run.key for run in linked]
+                rows = item_rows_of(blocks, linked, items, config.rescore, solver.sigma)
+                self._write("item_parameters", _by_day(rows, len(keys)), keys)
+        finally:
+            tiles.unpersist()
+        abilities = ability_rows_of(self.spark, linked, history.evaluations(), config.rescore)
+        self._write("abilities", _by_day(abilities, len(keys)), keys)
+        shown = [*linked, *(run for run in runs if run.key.run_id in failed)]
+        self._write_scales(shown, self._written("item_parameters", keys))
+        finish_runs(self.warehouse, failed)
+        self.clock.lap("write")
+        publish_runs(self.warehouse, keys)
+        self.clock.lap("publish")
+        days = {key.run_id: str(key.scored_on) for key in history.keys}
+        code = 4 if any(status == "not_converged" for status, _ in failed.values()) else 3 if failed else 0
+        return BackfillReport(
+            (),
+            published=tuple(key.scored_on for key in keys),
+            failed={days[run_id]: reason for run_id, (_, reason) in failed.items()},
+            fits=len(fits),
+            iterations=max(fit.iteration for fit in fits.values()),
+            unlinked=unlinked,
+            flags=_count_flags(linked, config.rescore),
+            tables={name: self.warehouse.location(name) for name in RESULTS},
+            seconds=self.clock.laps,
+            exit_code=code,
+        )
+
+    def _fit(self, blocks: HistoryBlocks, history: _History, total: int) -> tuple[dict[str, ScaleFit], dict[str, str]]:
+        """Fit all dates; return the fits by name, and why some were refused."""
+        wanted = {name: benchmarks for name, (benchmarks, _) in history.plan.fits.items()}
+        refused: dict[str, str] = {}
+        if self.config.rescore.disconnected == "refuse":
+            for name, count in blocks.count(wanted, total).items():
+                try:
+                    check_connected({name: count})
+                except InputError as error:
+                    refused[name] = str(error)
+        wanted = {name: benchmarks for name, benchmarks in wanted.items() if name not in refused}
+        if not wanted:
+            return {}, refused
+        scales = Scales(wanted, {name: name for name in wanted})
+        voice = _Voice(self.listener, history.voices())
+        key = RunKey(self.stamp, history.keys[-1].scored_on)
+        return fit_scales(blocks, scales, self.config.solver, total, None, key, voice), refused
+
+    # -------------------------------------------------------------------------------------------- link
+    def _linked(self, runs: Sequence[RunFits]) -> tuple[list[RunFits], int]:
+        """Return the runs that can be published, on one scale, and how many scales have no link to it."""
+        good = [run for run in runs if all(fit.converged for fit in run.fits.values())]
+        if not self.request.link or not good:
+            return good, 0
+        return link_runs(good, self.config.rescore, link_by_models)
+
+    # -------------------------------------------------------------------------------------------- write
+    def _write(self, name: str, rows: DataFrame, keys: Sequence[RunKey]) -> None:
+        with job_description(self.spark, f"cbmm-spark {self.stamp}: write {name}"):
+            write_results_of(self.warehouse, name, rows, keys)
+
+    def _write_fits(self, runs: Sequence[RunFits]) -> None:
+        """Write how the fits went, and the abilities a later night may start from."""
+        if not runs:
+            return
+        keys = [run.key for run in runs]
+        self._write("run_iterations", iteration_rows_of(self.spark, runs).coalesce(1), keys)
+        saved = [
+            (run.key.run_id, scale, fit.iteration, *_saved(fit)) for run in runs for scale, fit in run.fits.items()
+        ]
+        frame = self.spark.createDataFrame(saved, SPECS["run_abilities"].schema)
+        self._write("run_abilities", frame.coalesce(1), keys)
+
+    def _write_scales(self, runs: Sequence[RunFits], item_parameters: DataFrame | None) -> None:
+        if runs:
+            rows = scale_rows_of(self.spark, runs, self.config.rescore, item_parameters)
+            self._write("run_scales", rows.coalesce(1), [run.key for run in runs])
+
+    def _written(self, name: str, keys: Sequence[RunKey]) -> DataFrame:
+        days, runs = [key.scored_on for key in keys], [key.run_id for key in keys]
+        return self.warehouse.read(name).where(F.col("scored_on").isin(days) & F.col("run_id").isin(runs))
+
+
+RESULTS = ("abilities", "item_parameters", "runs", "run_scales", "run_iterations", "latest_abilities",
+           "latest_item_parameters")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _History:
+    """What the fits of a history are made from."""
+
+    responses: DataFrame
+    version: int
+    stepped: DataFrame
+    steps: DataFrame
+    states: States
+    plan: Plan
+    keys: list[RunKey]
+
+    def moments(self) -> dict[str, Moment]:
+        """Return the date at which each fit sees the blocks, by name."""
+        found = moments_of(self.states, {number for _, number in self.plan.fits.values()})
+        return {name: found[number] for name, (_, number) in self.plan.fits.items()}
+
+    def tiles(self, pack: PackConfig) -> DataFrame:
+        """Return the tiles of all states, cached: they are read twice."""
+        found = history_tiles(self.responses, self.steps, self.states, pack, self.version)
+        return found.persist(StorageLevel.MEMORY_AND_DISK)
+
+    def evaluations(self) -> DataFrame:
+        """Return who was evaluated on what, by step."""
+        return self.stepped.select(
+            "benchmark", "model_index", "model_id", "step", "first_evaluated_at", "last_evaluated_at"
+        )
+
+    def voices(self) -> dict[str, tuple[str, str]]:
+        """Return by fit the first run and scale that show it."""
+        found: dict[str, tuple[str, str]] = {}
+        for planned, key in zip(self.plan.dates, self.keys, strict=True):
+            for scale, name in planned.source.items():
+                found.setdefault(name, (key.run_id, scale))
+        return found
+
+    def runs(
+        self, fits: Mapping[str, ScaleFit], refused: Mapping[str, str], iterations: int
+    ) -> tuple[list[RunFits], dict[str, tuple[str, str]]]:
+        """Return the runs of all dates that were fitted, and by run the status and reason of those not to publish."""
+        runs, failed = [], {}
+        for planned, key in zip(self.plan.dates, self.keys, strict=True):
+            why = [refused[name] for name in planned.source.values() if name in refused]
+            if why:
+                failed[key.run_id] = ("failed", why[0])
+                continue
+            own = {scale: fits[name] for scale, name in planned.source.items()}
+            runs.append(RunFits(key, planned.scales, own, planned.number))
+            unconverged = [scale for scale, fit in own.items() if not fit.converged]
+            if unconverged:
+                failed[key.run_id] = ("not_converged", not_converged(own, unconverged, iterations))
+        return runs, failed
+
+
+@dataclass(frozen=True)
+class _Voice:
+    """Tells of a fit's iterations under the run and scale that show it first."""
+
+    listener: Listener
+    shown: Mapping[str, tuple[str, str]]
+
+    def iteration(
+        self,
+        run_id: str,
+        scale: str,
+        iteration: int,
+        objective: float,
+        max_ability_change: float | None,
+        seconds: float,
+    ) -> None:
+        """See `Listener`."""
+        run_id, name = self.shown[scale]
+        self.listener.iteration(run_id, name, iteration, objective, max_ability_change, seconds)
+
+    def event(self, name: str, **fields: Any) -> None:
+        """See `Listener`."""
+        self.listener.event(name, **fields)
+
+
+def link_runs(runs: Sequence[RunFits], config: RescoreConfig, linker: Linker) -> tuple[list[RunFits], int]:
+    """Put the scales of all runs, oldest first, on those of the newest run that has them.
+
+    Returns
+    -------
+    list of RunFits, int
+        The runs with their links, and how many scales of runs have none though they are not the reference.
+    """
+    standings: dict[str, list[Standing]] = {}
+    for run in runs:
+        for scale, source in run.scales.fitted.items():
+            standings.setdefault(scale, []).append(_standing(run.fits[source], config))
+    links = linker(standings)
+    newest = {scale: dates[-1].name for scale, dates in standings.items()}
+    linked, unlinked = [], 0
+    for run in runs:
+        named = {scale: run.fits[source].name for scale, source in run.scales.fitted.items()}
+        own = {scale: links[scale, name] for scale, name in named.items() if (scale, name) in links}
+        unlinked += sum(scale not in own and name != newest[scale] for scale, name in named.items())
+        linked.append(replace(run, links=own))
+    return linked, unlinked
+
+
+def _standing(fit: ScaleFit, config: RescoreConfig) -> Standing:
+    shown = on_published_scale(fit, config)
+    usable = shown.status == "ok"
+    return Standing(fit.name, fit.models[usable], shown.ability[usable])
+
+
+def _saved(fit: ScaleFit) -> tuple[bytes, bytes]:
+    return (fit.models + 1).astype("<i4").tobytes(), fit.theta.astype("<f8").tobytes()
+
+
+def _n_items(items: DataFrame) -> int:
+    return sum(row["n"] for row in items.groupBy("benchmark").agg(F.max("item_index").alias("n")).collect())
+
+
+def _by_day(rows: DataFrame, days: int) -> DataFrame:
+    """Bring the rows of a day together: each day is a partition of its table, and gets one file."""
+    return rows.repartition(min(days, 64), "scored_on")
+
+
+def _nothing(failed: Mapping[str, tuple[str, str]]) -> CbmmError:
+    """Return the error for a history without a single day to publish."""
+    _, reason = next(iter(failed.values()))
+    kind = NotConvergedError if any(s == "not_converged" for s, _ in failed.values()) else InputError
+    return kind(f"none of {len(failed)} days can be published; the first one: {reason}")
+
+
+def _count_flags(runs: Sequence[RunFits], config: RescoreConfig) -> dict[str, int]:
+    counted: dict[str, int] = {}
+    for run in runs:
+        for scale, source in run.scales.fitted.items():
+            for flag in scale_flags(scale, run.fits[source], config):
+                counted[flag.reason] = counted.get(flag.reason, 0) + 1
+    return counted
