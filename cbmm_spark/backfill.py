@@ -345,9 +345,10 @@ class _Job:
     def _fit(self, blocks: HistoryBlocks, history: _History, total: int) -> tuple[dict[str, ScaleFit], dict[str, str]]:
         """Fit all dates; return the fits by name, and why some were refused."""
         wanted = {name: benchmarks for name, (benchmarks, _) in history.plan.fits.items()}
+        counts = blocks.count(wanted, total)
         refused: dict[str, str] = {}
         if self.config.rescore.disconnected == "refuse":
-            for name, count in blocks.count(wanted, total).items():
+            for name, count in counts.items():
                 try:
                     check_connected({name: count})
                 except InputError as error:
@@ -358,7 +359,7 @@ class _Job:
         scales = Scales(wanted, {name: name for name in wanted})
         voice = _Voice(self.listener, history.voices())
         key = RunKey(self.stamp, history.keys[-1].scored_on)
-        return fit_scales(blocks, scales, self.config.solver, total, None, key, voice), refused
+        return fit_scales(blocks, scales, self.config.solver, total, None, key, voice, counts=counts), refused
 
     # -------------------------------------------------------------------------------------------- link
     def _linked(self, runs: Sequence[RunFits]) -> tuple[list[RunFits], int]:

@@ -246,15 +246,19 @@ def fit_scales(
     key: RunKey,
     listener: Listener,
     refuse_disconnected: bool = False,
+    counts: Mapping[str, Counts] | None = None,
 ) -> dict[str, ScaleFit]:
     """Fit every scale on cached blocks; abilities are saved after each iteration where a warehouse is given.
+
+    Responses are counted first, unless they have been.
 
     Raises
     ------
     InputError
         With `refuse_disconnected`, if the models of a scale fall into groups that share no item.
     """
-    counts = blocks.count(scales.to_fit, total_models)
+    if counts is None:
+        counts = blocks.count(scales.to_fit, total_models)
     if refuse_disconnected:
         check_connected(counts)
     penalty = penalty_of(config)

@@ -69,6 +69,16 @@ REFUSED = [
     (["rescore", "--warehouse", "gone"], 3, "the warehouse gone has no table responses"),
     (["rescore", "--as-of", "2026-02-30"], 2, "'2026-02-30' is not a date"),
     (["rescore", "--as-of", "yesterday"], 2, "YYYY-MM-DD"),
+    (["backfill"], 3, "run `cbmm-spark ingest"),
+    (["backfill", "--from", "2026-02-30"], 2, "'2026-02-30' is not a date"),
+    (["backfill", "--from", "2026-02-02", "--to", "2026-02-01"], 2, "--from 2026-02-02 is after --to 2026-02-01"),
+    (["backfill", "--every", "year"], 2, "--every"),
+    (["backfill", "--dates", "gone.txt"], 2, "'gone.txt' is not a date"),
+    (["backfill", "--dates", "full.csv"], 2, "--dates full.csv: 'model' is not a date"),
+    (["backfill", "--dates", "empty.csv"], 2, "--dates empty.csv names no date"),
+    (["backfill", "--dates", "2026-02-01", "--stale"], 2, "exclude each other"),
+    (["backfill", "--stale", "--every", "week"], 2, "exclude each other"),
+    (["backfill", "--stale", "--list-stale"], 2, "exclude each other"),
     (["simulate", "--out", "full.csv"], 2, "full.csv is a file"),
     (["simulate", "--out", "new", "--models", "1"], 2, "simulate.models on the command line must be at least 2"),
     (["simulate", "--out", "new", "--models", "few"], 2, "--models"),
@@ -111,7 +121,10 @@ def test_no_heavy_library_is_loaded_before_the_checks() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["ingest", "--help"], ["rescore", "--help"], ["simulate", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["ingest", "--help"], ["rescore", "--help"], ["backfill", "--help"], ["simulate", "--help"]],
+)
 def test_help_is_help(arguments: list[str]) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
