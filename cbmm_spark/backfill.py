@@ -41,7 +41,7 @@ from cbmm_spark.publish_many import (
     publish_runs,
     published_days,
     start_runs,
-    write_results_of,
+    write_all_results,
 )
 from cbmm_spark.rescore import Clock, Listener, check_connected, fit_scales, not_converged
 from cbmm_spark.results import (
@@ -372,7 +372,7 @@ class _Job:
     # -------------------------------------------------------------------------------------------- write
     def _write(self, name: str, rows: DataFrame, keys: Sequence[RunKey]) -> None:
         with job_description(self.spark, f"cbmm-spark {self.stamp}: write {name}"):
-            write_results_of(self.warehouse, name, rows, keys)
+            write_all_results(self.warehouse, name, rows, keys)
 
     def _write_fits(self, runs: Sequence[RunFits]) -> None:
         """Write how the fits went, and the abilities a later night may start from."""

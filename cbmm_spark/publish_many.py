@@ -69,7 +69,7 @@ def start_runs(
         with_commit_retry(commit, warehouse.location("runs"))
 
 
-def write_results_of(warehouse: Warehouse, name: str, df: DataFrame, keys: Sequence[RunKey]) -> None:
+def write_all_results(warehouse: Warehouse, name: str, df: DataFrame, keys: Sequence[RunKey]) -> None:
     """Write the rows of several runs to one table in one commit; writing them again replaces them."""
     where = _of_runs(keys)
     if "scored_on" in SPECS[name].column_names:
