@@ -275,7 +275,7 @@ class _Job:
         start_runs(self.warehouse, keys, self.config.as_json(), version, started_at)
         self.clock.lap("plan")
         try:
-            history = _History(responses, version, stepped, steps, states, plan, keys)
+            history = History(responses, version, stepped, steps, states, plan, keys)
             report = self._fit_and_write(history)
         except BaseException as error:
             self._fail(keys, error)
@@ -294,7 +294,7 @@ class _Job:
             if mine:
                 discard_results(self.warehouse, [key for key in keys if key.run_id in mine])
 
-    def _fit_and_write(self, history: _History) -> BackfillReport:
+    def _fit_and_write(self, history: History) -> BackfillReport:
         config, solver = self.config, self.config.solver
         total = n_models(self.warehouse)
         items = self.warehouse.read("items", self.warehouse.version("items"))
@@ -342,7 +342,7 @@ class _Job:
             exit_code=code,
         )
 
-    def _fit(self, blocks: HistoryBlocks, history: _History, total: int) -> tuple[dict[str, ScaleFit], dict[str, str]]:
+    def _fit(self, blocks: HistoryBlocks, history: History, total: int) -> tuple[dict[str, ScaleFit], dict[str, str]]:
         """Fit all dates; return the fits by name, and why some were refused."""
         wanted = {name: benchmarks for name, (benchmarks, _) in history.plan.fits.items()}
         counts = blocks.count(wanted, total)
@@ -401,7 +401,7 @@ RESULTS = ("abilities", "item_parameters", "runs", "run_scales", "run_iterations
 
 
 @dataclass(frozen=True)
-class _History:
+class History:
     """What the fits of a history are made from."""
 
     responses: DataFrame

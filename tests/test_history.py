@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cbmm_spark.config import ScalesConfig
+from cbmm_spark.backfill import History, link_runs
+from cbmm_spark.config import PackConfig, RescoreConfig, ScalesConfig
 from cbmm_spark.dates import dates_between, parse_dates
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.history import Evaluated, check_dates, small_enough
 from cbmm_spark.history_blocks import PASS_NUMBERS, portions
 from cbmm_spark.history_link import Link, Standing, link_by_models
 from cbmm_spark.history_plan import plan_fits
+from cbmm_spark.kernels.dense import fit_blocks
 from cbmm_spark.kernels.model import standard_gauge
+from cbmm_spark.results import RunFits, RunKey
+from cbmm_spark.scales import Scales
 from cbmm_spark.stale import Change, find_stale
+from tests.kernels.layouts import blocks_of, drawn
 
 
 def day(text: str) -> dt.date:
@@ -79,8 +86,6 @@ def test_dates_before_anything_was_evaluated_are_told_apart() -> None:
 
 
 def test_blocks_are_cut_so_that_every_partition_has_one() -> None:
-    from cbmm_spark.config import PackConfig
-
     assert small_enough(PackConfig(), 500, 2).items_per_block == 250
     assert small_enough(PackConfig(), 500, 100).items_per_block == 64
     assert small_enough(PackConfig(), 1_000_000, 2).items_per_block == PackConfig().items_per_block
@@ -192,3 +197,38 @@ def test_days_from_before_the_feed_are_stale_by_assumption() -> None:
     assert find_stale(SCORED, [], reach=6).unknown == (DATES[0], DATES[1], DATES[3])
     assert find_stale(SCORED, [], reach=None).days == tuple(DATES)
     assert "4 of 4 published days" in find_stale(SCORED, [], reach=None).lines()[0]
+
+
+# ------------------------------------------------------------------------------------------------ outcome
+def test_a_date_that_fails_does_not_stop_the_others() -> None:
+    plan = plan_fits(DATES[:3], {"x": steps(0, 1, 2), "y": steps(2)}, ScalesConfig())
+    keys = [RunKey(f"run {number}", date) for number, date in enumerate(DATES[:3])]
+    n, k = drawn(12, 15, seed=1)
+    good = fit_blocks(blocks_of(n, k, benchmark="x"), {"s": frozenset("x")}, 12)["s"]
+    assert good.converged
+    fits = {name: replace(good, name=name) for name in plan.fits}
+    fits["2026-01-02 overall"].converged = False
+    del fits["2026-01-03 y"]
+    nothing: Any = None
+    history = History(nothing, 1, nothing, nothing, nothing, plan, keys)
+    runs, failed = history.runs(fits, {"2026-01-03 y": "falls apart"}, 7)
+    assert [run.key.run_id for run in runs] == ["run 0", "run 1"]
+    assert failed["run 1"][0] == "not_converged"
+    assert "1 of 1 scales did not converge in 7 iterations (overall)" in failed["run 1"][1]
+    assert failed["run 2"] == ("failed", "falls apart")
+    assert runs[0].fits["overall"].name == "2026-01-01 overall"
+    assert history.voices()["2026-01-03 y"] == ("run 2", "y")
+
+
+def test_the_newest_run_of_each_scale_is_its_reference() -> None:
+    n, k = drawn(12, 15, seed=1)
+    fit = fit_blocks(blocks_of(n, k, benchmark="x"), {"s": frozenset("x")}, 12)["s"]
+    early = replace(fit, name="early", theta=fit.theta * 3.0)
+    x = Scales({"overall": frozenset("x"), "x": frozenset("x")}, {"overall": "overall", "x": "overall"})
+    runs = [RunFits(RunKey("a", DATES[0]), x, {"overall": early}), RunFits(RunKey("b", DATES[1]), x, {"overall": fit})]
+    linked, unlinked = link_runs(runs, RescoreConfig(few_items=1), link_by_models)
+    assert unlinked == 0
+    assert set(linked[0].links) == {"overall", "x"}
+    assert linked[0].links["x"].slope == pytest.approx(1.0)  # standardised, the two are one
+    assert linked[1].links == {}
+    assert link_runs(runs, RescoreConfig(few_items=1), lambda _: {})[1] == 2
