@@ -52,7 +52,7 @@ from cbmm_spark.kernels.nodes import Nodes
 from cbmm_spark.kernels.stage import Counts, Index
 from cbmm_spark.kernels.statistics import accuracy_loss, ranks_within
 from cbmm_spark.published_scale import ScaleLink
-from cbmm_spark.results import RunKey, ability_rows
+from cbmm_spark.results import RunFits, RunKey, ability_rows
 from cbmm_spark.scales import Scales
 from cbmm_spark.tables import SPECS, Warehouse
 
@@ -195,7 +195,7 @@ def score_frozen(
     run
         Whose items.
     tiles, model_benchmarks, items
-        What tonight's models answered (`rescore.Inputs`).
+        What tonight's models answered (`inputs.Inputs`).
     penalty
         Of the run.
     solver
@@ -500,7 +500,7 @@ def frozen_abilities(
     Only ranks are told anew where both stand side by side.
     """
     links = {name: run.link(name) for name in run.rows}
-    new = ability_rows(warehouse.spark, scored.fits, run.scales, model_benchmarks, config, key, links)
+    new = ability_rows(warehouse.spark, [RunFits(key, run.scales, scored.fits, links)], model_benchmarks, config)
     if not only_new:
         return new
     columns = SPECS["abilities"].column_names
