@@ -24,6 +24,7 @@ BENCHMARKS = {
     "paper_suite": "Spark: the paper's largest suite, 2,211 models x 12,032 items",
     "growth": "growth with models, items, observed share, scales and cores",
     "linking": "drift of unchanged models over nine nights, unlinked and linked; drifting items",
+    "history_link": "early dates put on the scale of the last one, by models and by items",
     "frozen": "Spark: 50 new models scored against 12,032 fixed items, against a full refit",
     "packing": "Spark: packing beside a plain shuffle; a night of 1 %. packing:ROWS for another size",
     "billion": "Spark: 10,000 x 100,000 from stored blocks",

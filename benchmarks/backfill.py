@@ -36,9 +36,8 @@ SHOWN_DATES, SHOWN_MODELS = 12, 8
 
 def run() -> None:
     """Print and write the figures."""
-    path = Path(os.environ.get(DATA, SHARED_DATA / "swebench_verified_history.parquet"))
-    if not path.exists():
-        print(f"backfill: left out, {path.name} is not in ../shared/data (or set {DATA})")
+    path = history_file()
+    if path is None:
         return
     quiet = Progress("json", io.StringIO())
     with session(memory="4g") as spark, tempfile.TemporaryDirectory(prefix="cbmm-history-") as folder:
@@ -61,6 +60,15 @@ def run() -> None:
     }
     report("backfill", "a history of 108 dates in the same passes, against one fit", rows, notes)
     _print_history(abilities)
+
+
+def history_file() -> Path | None:
+    """Return the history to measure on; None, and a word about it, where there is none."""
+    path = Path(os.environ.get(DATA, SHARED_DATA / "swebench_verified_history.parquet"))
+    if path.exists():
+        return path
+    print(f"left out: {path.name} is not in ../shared/data (or set {DATA})")
+    return None
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:

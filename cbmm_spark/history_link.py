@@ -137,7 +137,7 @@ def link_history(
             reader = ItemReader(
                 warehouse, earlier, run.fits, run.scales, solved, items, linking, rescore, sigma, beside=own
             )
-            by_items, complaints = link_by_items(reader, run.key.run_id, rest, tell)
+            by_items, complaints = link_by_items(reader, run.key.run_id, rest, tell, may_begin=False)
             links |= {scale: link for scale, link in by_items.items() if scale not in complaints}
             if complaints:
                 left_out[run.key.run_id] = complaints

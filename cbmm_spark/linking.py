@@ -140,7 +140,7 @@ def link_scales(
 
 
 def link_by_items(
-    reader: ItemReader, run_id: str, origins: Mapping[str, Origin], tell: Tell
+    reader: ItemReader, run_id: str, origins: Mapping[str, Origin], tell: Tell, may_begin: bool = True
 ) -> tuple[dict[str, ScaleLink], dict[str, str]]:
     """Link scales to their origins by items.
 
@@ -154,6 +154,8 @@ def link_by_items(
         By scale.
     tell
         Told of the event ``link`` for every scale.
+    may_begin
+        Whether a scale that is not established may begin with this run where the items of its reference cannot hold it.
 
     Returns
     -------
@@ -172,7 +174,8 @@ def link_by_items(
         if name in other and other[name].n_anchors > best.n_anchors:
             best, run = other[name], origin.nearest
         if best.n_anchors < linking.min_anchors:
-            if not origin.is_established and name not in linking.reference and best.usable < linking.min_anchors:
+            begun = origin.is_established or name in linking.reference or best.usable >= linking.min_anchors
+            if may_begin and not begun:
                 # Items that tell nothing of a scale cannot hold it: it has not begun yet.
                 links[name] = own_scale(gauge, run_id)
                 tell("link", scale=name, reference=run_id, own=True, instead_of=run, usable_items=best.usable)

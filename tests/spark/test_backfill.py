@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,16 +18,22 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.backfill import BackfillReport, Request, backfill
 from cbmm_spark.checkpoint import saved_abilities
-from cbmm_spark.config import Config, PackConfig, SolverConfig
-from cbmm_spark.errors import InputError, NotConvergedError
+from cbmm_spark.claims import start_run
+from cbmm_spark.config import Config, GatesConfig, LinkingConfig, PackConfig, RescoreConfig, SolverConfig
+from cbmm_spark.errors import ConflictError, GateError, InputError, NotConvergedError
+from cbmm_spark.gates import judge_alone
+from cbmm_spark.kernels.linking import LEAST_MODELS
 from cbmm_spark.publish import last_published, published
-from cbmm_spark.rescore import rescore
+from cbmm_spark.rescore import RunOptions, rescore
+from cbmm_spark.runs import RunKey
 from cbmm_spark.stale import stale_days
 from cbmm_spark.tables import SPECS, Warehouse
 from tests.kernels.layouts import drawn
 from tests.spark.helpers import Heard, Matrix, long_table, responses_of
+from tests.spark.table_samples import frame, full_row
 
 CONFIG = Config(pack=PackConfig(items_per_block=16), solver=SolverConfig(partitions=2, tolerance=1e-6))
+LINKING = replace(CONFIG, linking=LinkingConfig(min_anchors=5), rescore=RescoreConfig(few_responses=1))
 DATES = [dt.date(2026, 3, day) for day in (2, 9, 16)]
 BEFORE, STILL_BEFORE, LAST = dt.date(2026, 2, 1), dt.date(2026, 2, 8), dt.date(2026, 3, 18)
 MODELS, UNDATED, WHOLE, SILENT = 24, 0, 1, 2
@@ -113,7 +120,8 @@ def one_by_one(spark: SparkSession, template: Path, tmp_path_factory: pytest.Tem
     """A rescore as of each of the three dates."""
     warehouse = Warehouse(spark, str(shutil.copytree(template, tmp_path_factory.mktemp("single") / "warehouse")))
     for date in DATES:
-        rescore(spark, warehouse, CONFIG, date, Heard())
+        config = replace(CONFIG, linking=LinkingConfig(method="off"))
+        rescore(spark, warehouse, config, date, Heard(), RunOptions(accept_gates=True))
     return warehouse
 
 
@@ -220,27 +228,97 @@ def test_published_days_are_left_alone_unless_they_are_to_be_replaced(copy_of_fi
     assert (report.published, report.kept) == ((), tuple(DATES))
     assert {name: commits(copy_of_filled, name) for name in before} == before
 
-    plain = rows_of(copy_of_filled, "abilities")
+
+def test_dates_are_put_on_the_scale_in_use(copy_of_filled: Warehouse) -> None:
+    before = {name: commits(copy_of_filled, name) for name in SPECS if copy_of_filled.exists(name)}
+    plain, plain_items = rows_of(copy_of_filled, "abilities"), rows_of(copy_of_filled, "item_parameters")
     latest = last_published(copy_of_filled)
-    report, _ = fill(copy_of_filled, Request(dates=DATES, replace=True))
-    assert report.published == tuple(DATES)
+    assert latest is not None
+    report, heard = fill(copy_of_filled, Request(dates=DATES, replace=True), LINKING)
+    assert (report.published, report.left_out, report.exit_code) == (tuple(DATES), {}, 0)
     assert last_published(copy_of_filled) == latest  # of a newer day
     assert commits(copy_of_filled, "latest_abilities") == before["latest_abilities"]
-    scales = rows_of(copy_of_filled, "run_scales")
-    assert len(scales) == 2 + 3 + 3
     linked = rows_of(copy_of_filled, "abilities")
     runs = copy_of_filled.read("runs").where("status = 'published'").count()
     assert runs == copy_of_filled.read("abilities").select("run_id").distinct().count() == len(DATES) + 3
 
-    # every ability is on the line that run_scales tells, the last date is the reference, and probabilities stay
-    lines = scales.set_index(["scored_on", "scale"])[["link_slope", "link_intercept"]]
-    assert lines.loc[DATES[2]].isna().all().all()
-    assert lines.loc[DATES[0]].notna().all().all()
-    at = lines.reindex(pd.MultiIndex.from_frame(linked[["scored_on", "scale"]]))
-    slope, intercept = at.link_slope.fillna(1.0).to_numpy(), at.link_intercept.fillna(0.0).to_numpy()
+    # the published run of the nearest other day is the reference; models whose answers grew on are no anchors
+    scales = rows_of(copy_of_filled, "run_scales").set_index(["scored_on", "scale"])
+    assert len(scales) == 2 + 3 + 3
+    assert set(scales.reference_run_id) == set(scales.link_run_id) == {latest.run_id}
+    by_models, by_items = scales.n_anchor_models.notna(), scales.n_anchors.notna()
+    assert (by_models ^ by_items).all()
+    assert by_items[DATES[0], "overall"]  # y came later: nobody's answers on both are what they were
+    assert by_models[DATES[2], "x"]
+    assert (scales.n_anchor_models[by_models] >= LEAST_MODELS).all()
+    assert (scales.n_anchors[by_items] >= LINKING.linking.min_anchors).all()
+    assert [event["by_models"] for event in heard.of("linked")] == [by_models.sum()]
+
+    # every ability is on the line that run_scales tells, and probabilities stay
+    at = scales.reindex(pd.MultiIndex.from_frame(linked[["scored_on", "scale"]]))
+    slope, intercept = at.link_slope.to_numpy(), at.link_intercept.to_numpy()
     np.testing.assert_allclose(linked.ability, slope * plain.ability + intercept, atol=1e-6)
     np.testing.assert_allclose(linked.ability_se, slope * plain.ability_se, atol=1e-6)
     np.testing.assert_array_equal(linked["rank"], plain["rank"])
+    items = rows_of(copy_of_filled, "item_parameters")
+    at = scales.reindex(pd.MultiIndex.from_frame(items[["scored_on", "scale"]]))
+    slope, intercept = at.link_slope.to_numpy(), at.link_intercept.to_numpy()
+    np.testing.assert_allclose(items.discrimination * slope, plain_items.discrimination, atol=1e-6)
+    np.testing.assert_allclose(items.easiness + items.discrimination * intercept, plain_items.easiness, atol=1e-6)
+
+
+def test_the_newest_date_is_the_reference_of_the_first_backfill_and_of_what_follows(warehouse: Warehouse) -> None:
+    first, _ = fill(warehouse, Request(dates=DATES[:2]), LINKING)
+    scales = rows_of(warehouse, "run_scales").set_index(["scored_on", "scale"])
+    newest = last_published(warehouse)
+    assert newest is not None
+    assert set(scales.reference_run_id) == {newest.run_id}
+    assert (scales.loc[DATES[1]].link_slope == 1.0).all()
+    assert scales.loc[DATES[1]].link_run_id.isna().all()
+    assert scales.loc[(DATES[0], "overall"), "n_anchors"] >= 1  # linked to a run of the same job, by items
+    second, _ = fill(warehouse, Request(dates=[DATES[2]]), LINKING)
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert set(rows_of(warehouse, "run_scales").reference_run_id) == {newest.run_id}
+
+
+def test_a_scale_that_cannot_be_linked_is_left_out_of_its_date(copy_of_filled: Warehouse) -> None:
+    config = replace(LINKING, linking=LinkingConfig(min_anchors=1000))
+    report, heard = fill(copy_of_filled, Request(dates=DATES, replace=True), config)
+    assert report.published == tuple(DATES)
+    assert report.exit_code == 4
+    assert "overall" in report.left_out[str(DATES[0])]
+    assert "linking.min_anchors = 1000" in report.left_out[str(DATES[0])]["overall"]
+    told = {(event["scored_on"], event["scale"]) for event in heard.of("unlinked")}
+    assert (DATES[0], "overall") in told
+    assert sum("without a scale" in line for line in report.lines()) == len(told)
+    for name in RESULTS:
+        shown = {(day, scale) for day, scale in rows_of(copy_of_filled, name)[["scored_on", "scale"]].values}
+        assert not shown & told
+        assert (DATES[2], "x") in shown
+
+
+def test_a_day_that_another_run_holds_is_not_scored(warehouse: Warehouse) -> None:
+    start_run(warehouse, "another", DATES[1], "{}", None)
+    with pytest.raises(ConflictError, match="is being scored by run another"):
+        fill(warehouse, Request(dates=DATES))
+    assert [row["run_id"] for row in warehouse.read("runs").collect()] == ["another"]
+
+
+def test_a_date_with_models_without_ability_fails_its_gate(spark: SparkSession, tmp_path: Path) -> None:
+    warehouse = Warehouse(spark, str(tmp_path / "warehouse"))
+    warehouse.ensure("abilities")
+    keys = [RunKey("good", DATES[0]), RunKey("bad", DATES[1])]
+    rows = [
+        full_row("abilities", run_id=key.run_id, scored_on=key.scored_on, scale=scale, status="ok")
+        | ({"ability": None} if (key.run_id, scale) == ("bad", "x") else {})
+        for key in keys
+        for scale in ("x", "y")
+    ]
+    warehouse.append(frame(spark, "abilities", *rows), "abilities")
+    verdicts = judge_alone(warehouse, keys, GatesConfig())
+    verdicts["good"].enforce()
+    with pytest.raises(GateError, match="1 models of scale 'x' have status ok and no ability"):
+        verdicts["bad"].enforce()
 
 
 def test_days_whose_past_was_corrected_are_stale_and_scored_again(copy_of_filled: Warehouse) -> None:
