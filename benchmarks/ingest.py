@@ -1,12 +1,8 @@
-"""Spark on two cores: ingest of long Parquet rows against a plain shuffle of them, and of lm-eval sample files.
-
-The rows come from the environment variable CBMM_BENCH_ROWS (default 100,000,000).
-"""
+"""Spark on two cores: ingest of long Parquet rows against a plain shuffle of them, and of lm-eval sample files."""
 
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,13 +19,13 @@ from cbmm_spark.config import Config
 from cbmm_spark.ingest import IngestReport, ingest
 from cbmm_spark.tables import Warehouse
 
+ROWS = 100_000_000
 ITEMS = 10_000
 MODELS_PER_FILE = 250
 
 
-def run() -> None:
-    """Print and write the figures."""
-    rows = int(os.environ.get("CBMM_BENCH_ROWS", "100000000"))
+def run(rows: int = ROWS) -> None:
+    """Print and write the figures for so many rows."""
     found: list[dict[str, Any]] = []
     with session(memory="4g") as spark, tempfile.TemporaryDirectory(prefix="cbmm-bench-") as folder:
         root = Path(folder)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cbmm_spark import __version__, preflight
 from cbmm_spark import config as configuration
 from cbmm_spark.config import Config, SimulateConfig
+from cbmm_spark.dates import parse_dates
 from cbmm_spark.errors import CbmmError, ConfigError, InputError
 from cbmm_spark.output import Progress, silence
 
@@ -103,6 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_ingest(commands)
     _add_quarantine(commands)
     _add_rescore(commands)
+    _add_backfill(commands)
     _add_nightly(commands)
     _add_status(commands)
     _add_maintain(commands)
@@ -259,6 +261,27 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _add_backfill(commands: Any) -> None:
+    parser = _add_command(
+        commands, "backfill", _backfill, "Score a whole history: the leaderboard as it stood, one published run a date."
+    )
+    parser.add_argument("--from", dest="first", type=_date, metavar="DATE", help="first date (default: first result)")
+    parser.add_argument("--to", dest="last", type=_date, metavar="DATE", help="last date (default: last result)")
+    parser.add_argument(
+        "--every",
+        choices=("day", "week", "month", "change"),
+        help="distance of the dates (default: week); change: the days on which something was evaluated",
+    )
+    parser.add_argument("--dates", metavar="LIST", help="the dates instead: a file, or dates separated by commas")
+    parser.add_argument("--stale", action="store_true", help="instead the published days whose past has changed since")
+    parser.add_argument("--list-stale", action="store_true", help="only list those days")
+    parser.add_argument("--replace", action="store_true", help="score days again that are published already")
+    parser.add_argument(
+        "--no-link", action="store_true", help="leave every date on its own scale instead of one reference scale"
+    )
+    parser.add_argument("--take-over", action="store_true", help="take days from other runs that still hold them")
+
+
 def _date(text: str) -> datetime.date:
     try:
         return datetime.date.fromisoformat(text)
@@ -387,6 +410,56 @@ def _rescore(given: argparse.Namespace) -> int:
         report = rescore(spark, warehouse, config, given.as_of, progress, options)
         _show(progress, warehouse, config, report, truth)
     return report.exit_code
+
+
+def _backfill(given: argparse.Namespace) -> int:
+    config = _config(given)
+    wanted = _wanted_dates(given)
+    preflight.check_writable(config.warehouse)
+    check_warehouse(config.warehouse)
+    with Progress(given.output) as progress, _spark(config, "cbmm-spark backfill") as spark:
+        from cbmm_spark.backfill import Request, backfill
+        from cbmm_spark.stale import stale_days
+        from cbmm_spark.tables import Warehouse
+
+        warehouse = Warehouse(spark, _root(config.warehouse))
+        if given.list_stale:
+            found = stale_days(warehouse)
+            progress.result("stale", "\n".join(found.lines()), **dataclasses.asdict(found))
+            return 0
+        request = Request(
+            given.first,
+            given.last,
+            given.every or "week",
+            wanted,
+            given.stale,
+            given.replace,
+            not given.no_link,
+            given.take_over,
+        )
+        report = backfill(spark, warehouse, config, request, progress)
+        progress.result("backfilled", lambda: "\n".join(report.lines()), **dataclasses.asdict(report))
+    return report.exit_code
+
+
+def _wanted_dates(given: argparse.Namespace) -> list[datetime.date] | None:
+    """The dates listed one by one, if any; ways of naming dates that exclude each other are refused."""
+    ranged = given.first is not None or given.last is not None or given.every is not None
+    stale = given.stale or given.list_stale
+    if (given.dates is not None) + ranged + stale > 1 or (given.stale and given.list_stale):
+        raise ConfigError("--from/--to/--every, --dates, --stale and --list-stale exclude each other: give one of them")
+    if given.first is not None and given.last is not None and given.first > given.last:
+        raise ConfigError(f"--from {given.first} is after --to {given.last}: swap them")
+    if given.dates is None:
+        return None
+
+    path = Path(given.dates)
+    try:
+        is_file = path.is_file()
+        text = path.read_text(encoding="utf-8") if is_file else given.dates
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--dates {given.dates} cannot be read: {error}") from None
+    return parse_dates(text, f"--dates {given.dates}" if is_file else "--dates")
 
 
 def _nightly(given: argparse.Namespace) -> int:

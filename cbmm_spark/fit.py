@@ -12,9 +12,9 @@ partition order across them, in float64, so that the same input and layout give 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ from cbmm_spark.blocks import ITEM_BLOCK_SCHEMA, join_tiles, read_block
 from cbmm_spark.describe import job_description
 from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.components import merge_labels
+from cbmm_spark.kernels.history import Moment, seen_by
 from cbmm_spark.kernels.loop import ScalePass
 from cbmm_spark.kernels.model import F64
 from cbmm_spark.kernels.paper import PaperSums, PaperTask, add_paper_block
@@ -86,17 +87,22 @@ class SparkBlocks:
         Rows of `response_blocks`, of one version.
     partitions
         Item partitions; 0 for the cluster's default parallelism.
+    moments
+        By scale the date at which it sees the blocks, where they hold a history (`kernels.history`).
     """
 
-    def __init__(self, spark: SparkSession, tiles: DataFrame, partitions: int = 0) -> None:
+    def __init__(
+        self, spark: SparkSession, tiles: DataFrame, partitions: int = 0, moments: Mapping[str, Moment] | None = None
+    ) -> None:
         self.spark = spark
         self.tiles = tiles
         self.partitions = partitions or default_parallelism(spark)
+        self.moments = dict(moments or {})
         self.benchmarks: list[str] = []
         self._blocks: DataFrame | None = None
         self._restore: dict[str, str | None] = {}
 
-    def __enter__(self) -> SparkBlocks:
+    def __enter__(self) -> Self:
         self._set("spark.sql.adaptive.enabled", "false")
         self._set("spark.sql.execution.arrow.maxRecordsPerBatch", str(BATCH_ROWS))
         try:
@@ -126,14 +132,15 @@ class SparkBlocks:
 
     def count(self, scales: Mapping[str, frozenset[str]], n_models: int) -> dict[str, Counts]:
         """Count responses per model of every scale; each array of shape (n_models,)."""
-        scales = dict(scales)
+        scales, moments = dict(scales), self._moments_of(scales)
 
         def partition(batches: Batches) -> Batches:
             counts: dict[str, Counts] = {}
             for block, _ in _blocks(batches):
-                for name, benchmarks in scales.items():
-                    if block.benchmark in benchmarks:
-                        count_block(block.cells, block.models, counts.setdefault(name, Counts.zeros(n_models)))
+                mine = [name for name, benchmarks in scales.items() if block.benchmark in benchmarks]
+                for seen, names in seen_by(block, mine, moments):
+                    for name in names:
+                        count_block(seen.cells, seen.models, counts.setdefault(name, Counts.zeros(n_models)))
             for name, count in counts.items():
                 totals = np.array([count.n_items, count.cells], dtype=np.float64)
                 yield from _chunks(name, count.sums, totals)
@@ -163,20 +170,14 @@ class SparkBlocks:
     def run_pass(self, tasks: Sequence[ScaleTask]) -> dict[str, ScalePass]:
         """Compute one iteration of some scales: the `RunPass` of `kernels.loop`."""
         by_name = {task.name: task for task in tasks}
+        moments = self._moments_of(by_name)
 
         def partition(batches: Batches) -> Batches:
             sums: dict[str, ScaleSums] = {}  # only of the scales that have a block here
             for block, _ in _blocks(batches):
-                mine = [task for task in by_name.values() if block.benchmark in task.benchmarks]
-                for task in mine:
-                    if task.name not in sums:
-                        sums[task.name] = ScaleSums.zeros(task)
-                solved = [task for task in mine if task.mode != "fixed"]
-                if solved:
-                    add_block(block.cells, block.models, solved, sums)
-                for task in mine:
-                    if task.mode == "fixed":
-                        add_fixed_block(block, task, sums[task.name])
+                mine = [task.name for task in by_name.values() if block.benchmark in task.benchmarks]
+                for seen, names in seen_by(block, mine, moments):
+                    _add_seen(seen, [by_name[name] for name in names], sums)
             for name, part in sums.items():
                 arrays = [part.score, part.gradient, part.information]
                 if part.table is not None:
@@ -213,13 +214,16 @@ class SparkBlocks:
         """Compute one sweep of the paper's recurrence: the `RunSweep` of `kernels.paper`."""
         by_name = {task.name: task for task in tasks}
         numbers = {benchmark: number for number, benchmark in enumerate(self.benchmarks)}
+        moments = self._moments_of(by_name)
 
         def partition(batches: Batches) -> Batches:
             sums: dict[str, PaperSums] = {}
             for block, _ in _blocks(batches):
-                for name, task in by_name.items():
-                    if block.benchmark in task.benchmarks:
-                        add_paper_block(block, task, sums.setdefault(name, PaperSums.zeros(task.theta.size)))
+                mine = [name for name, task in by_name.items() if block.benchmark in task.benchmarks]
+                for seen, names in seen_by(block, mine, moments):
+                    for name in names:
+                        task = by_name[name]
+                        add_paper_block(seen, task, sums.setdefault(name, PaperSums.zeros(task.theta.size)))
             for name, part in sums.items():
                 yield from _chunks(name, [part.numerator, part.denominator], np.array([part.loss, part.penalty]))
                 packed = [[numbers[key[0]], key[1], a.size, *a, *b] for key, (a, b) in part.items.items()]
@@ -262,6 +266,10 @@ class SparkBlocks:
         return self.blocks.mapInArrow(partition, schema)
 
     # -------------------------------------------------------------------------------------------- inside
+    def _moments_of(self, scales: Iterable[str]) -> dict[str, Moment]:
+        """Return the dates of some scales: what travels to the workers is what they need."""
+        return {name: self.moments[name] for name in scales if name in self.moments}
+
     def _bring_together(self) -> DataFrame:
         """Give every item block to one partition, the costliest first to the least loaded, and cache it there."""
         sizes = (
@@ -315,6 +323,19 @@ class SparkBlocks:
     def _set(self, key: str, value: str) -> None:
         self._restore[key] = self.spark.conf.get(key, None)
         self.spark.conf.set(key, value)
+
+
+def _add_seen(block: Block, tasks: Sequence[ScaleTask], sums: dict[str, ScaleSums]) -> None:
+    """Add a block to the sums of the scales that see it alike."""
+    for task in tasks:
+        if task.name not in sums:
+            sums[task.name] = ScaleSums.zeros(task)
+    solved = [task for task in tasks if task.mode != "fixed"]
+    if solved:
+        add_block(block.cells, block.models, solved, sums)
+    for task in tasks:
+        if task.mode == "fixed":
+            add_fixed_block(block, task, sums[task.name])
 
 
 def default_parallelism(spark: SparkSession) -> int:

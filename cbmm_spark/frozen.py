@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from cbmm_spark.arrow_groups import groups
 from cbmm_spark.blocks import ITEM_BLOCK_SCHEMA, part_of_tile, read_block
 from cbmm_spark.config import RescoreConfig, SolverConfig
+from cbmm_spark.describe import job_description
 from cbmm_spark.errors import InputError, NotConvergedError
 from cbmm_spark.fit import (
     BATCH_ROWS,
@@ -30,7 +31,6 @@ from cbmm_spark.fit import (
     TILE_COLUMNS,
     Batches,
     default_parallelism,
-    job_description,
 )
 from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.dense import Penalty
@@ -40,7 +40,7 @@ from cbmm_spark.kernels.model import F64, Gauge, Ridge
 from cbmm_spark.kernels.stage import Counts, Index
 from cbmm_spark.kernels.statistics import accuracy_loss, ranks_within
 from cbmm_spark.published_scale import ScaleLink
-from cbmm_spark.results import RunKey, ability_rows
+from cbmm_spark.results import RunFits, RunKey, ability_rows
 from cbmm_spark.scales import Scales
 from cbmm_spark.tables import SPECS, Warehouse
 
@@ -186,7 +186,7 @@ def score_frozen(
     run
         Whose items.
     tiles, model_benchmarks, items
-        What tonight's models answered (`rescore.Inputs`).
+        What tonight's models answered (`inputs.Inputs`).
     penalty
         Of the run.
     solver
@@ -462,7 +462,7 @@ def frozen_abilities(
     Only ranks are told anew where both stand side by side.
     """
     links = {name: run.link(name) for name in run.rows}
-    new = ability_rows(warehouse.spark, scored.fits, run.scales, model_benchmarks, config, key, links)
+    new = ability_rows(warehouse.spark, [RunFits(key, run.scales, scored.fits, links)], model_benchmarks, config)
     if not only_new:
         return new
     columns = SPECS["abilities"].column_names

@@ -288,6 +288,32 @@ def compare(warehouse: Warehouse, key: RunKey, moved_se: float) -> Comparison:
     return Comparison(tonight, summaries(earlier.run_id, "_before"), movements, earlier)
 
 
+def judge_alone(warehouse: Warehouse, keys: Sequence[RunKey], config: GatesConfig) -> dict[str, Verdict]:
+    """Judge runs as written without an earlier night: whether abilities are there (gate ``nulls``); one job for all.
+
+    Parameters
+    ----------
+    warehouse
+        Where they are.
+    keys
+        The runs; their `abilities` are written.
+    config
+        What to do.
+
+    Returns
+    -------
+    dict
+        Verdicts by run.
+    """
+    unread = (F.col("status") == "ok") & F.col("ability").isNull()
+    rows = warehouse.read("abilities").where(is_of_keys(keys)).groupBy("run_id", "scale")
+    counted = rows.agg(F.count("*").alias("models"), F.count_if(unread).alias("unread")).collect()  # one a scale
+    found: dict[str, dict[str, ScaleSummary]] = {key.run_id: {} for key in keys}
+    for row in counted:
+        found[row["run_id"]][row["scale"]] = ScaleSummary(row["models"], 0, 0, unread=row["unread"])
+    return {run_id: judge(Comparison(scales), config) for run_id, scales in found.items()}
+
+
 def _scale_rows(warehouse: Warehouse, run_ids: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return rows of `run_scales` by run and scale."""
     found: dict[str, dict[str, dict[str, Any]]] = {run_id: {} for run_id in run_ids}

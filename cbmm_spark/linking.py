@@ -8,7 +8,7 @@ has the equations, docs/decisions/0042-linking.md the reasons.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from cbmm_spark.kernels.linking import PROBABILITIES, Bank, Link, link_items, qu
 from cbmm_spark.kernels.loop import ScaleFit
 from cbmm_spark.kernels.model import F64, Gauge, standard_gauge
 from cbmm_spark.published_scale import ScaleLink, ordinary_abilities
+from cbmm_spark.results import RunFits, on_scale
 from cbmm_spark.scales import Scales
 from cbmm_spark.tables import Warehouse
 
@@ -129,26 +130,57 @@ def link_scales(
     if linking.method == "off":
         return {name: ScaleLink(gauge, 1.0, 0.0) for name, gauge in alone.items()}, []
     earlier, origins = earlier_runs(warehouse, scored_on, linking, list(scales.fitted))
-    reader = _Reader(warehouse, earlier, fits, scales, solved, items, linking, rescore, sigma)
+    links = {}
+    for name in (name for name in alone if name not in origins):
+        links[name] = own_scale(alone[name], run_id)
+        tell("link", scale=name, reference=run_id, own=True)
+    reader = ItemReader(warehouse, earlier, fits, scales, solved, items, linking, rescore, sigma)
+    by_items, complaints = link_by_items(reader, run_id, origins, tell)
+    return links | by_items, list(complaints.values())
+
+
+def link_by_items(
+    reader: ItemReader, run_id: str, origins: Mapping[str, Origin], tell: Tell, may_begin: bool = True
+) -> tuple[dict[str, ScaleLink], dict[str, str]]:
+    """Link scales to their origins by items.
+
+    Parameters
+    ----------
+    reader
+        Of the run that is linked.
+    run_id
+        This run.
+    origins
+        By scale.
+    tell
+        Told of the event ``link`` for every scale.
+    may_begin
+        Whether a scale that is not established may begin with this run where the items of its reference cannot hold it.
+
+    Returns
+    -------
+    links, complaints
+        By scale; see `link_scales`.
+    """
+    fits, scales, linking = reader.fits, reader.scales, reader.linking
     found = reader.common({name: origin.reference for name, origin in origins.items()})
     thin = [name for name in origins if not _rests_on_reference(found[name], fits[scales.fitted[name]], linking)]
     other = reader.common({name: origins[name].nearest for name in thin if origins[name].is_established})
-    links, complaints = {}, []
-    for name, gauge in alone.items():
-        if name not in origins:
-            links[name] = _own(gauge, run_id)
-            tell("link", scale=name, reference=run_id, own=True)
-            continue
-        origin, best, run = origins[name], found[name], origins[name].reference
+    links: dict[str, ScaleLink] = {}
+    complaints: dict[str, str] = {}
+    for name, origin in origins.items():
+        gauge = standard_gauge(ordinary_abilities(fits[scales.fitted[name]], reader.rescore))
+        best, run = found[name], origin.reference
         if name in other and other[name].n_anchors > best.n_anchors:
             best, run = other[name], origin.nearest
         if best.n_anchors < linking.min_anchors:
-            if not origin.is_established and name not in linking.reference and best.usable < linking.min_anchors:
+            begun = origin.is_established or name in linking.reference or best.usable >= linking.min_anchors
+            if may_begin and not begun:
                 # Items that tell nothing of a scale cannot hold it: it has not begun yet.
-                links[name] = _own(gauge, run_id)
+                links[name] = own_scale(gauge, run_id)
                 tell("link", scale=name, reference=run_id, own=True, instead_of=run, usable_items=best.usable)
                 continue
-            complaints.append(_complaint(name, origin, found[name], other.get(name), linking.min_anchors))
+            complaints[name] = _complaint(name, origin, found[name], other.get(name), linking.min_anchors)
         links[name] = _linked(gauge, best, origin.reference, run)
         shown = links[name]
         tell(
@@ -189,7 +221,11 @@ def reference_runs(warehouse: Warehouse) -> set[str]:
 
 # ------------------------------------------------------------------------------------------------ which run
 def earlier_runs(
-    warehouse: Warehouse, scored_on: dt.date, linking: LinkingConfig, names: Sequence[str]
+    warehouse: Warehouse,
+    scored_on: dt.date,
+    linking: LinkingConfig,
+    names: Sequence[str],
+    beside: Collection[dt.date] = (),
 ) -> tuple[dict[str, EarlierRun], dict[str, Origin]]:
     """Return the published runs of other days, and the origin of every scale that has one.
 
@@ -207,6 +243,8 @@ def earlier_runs(
         Configuration.
     names
         The scales of the run.
+    beside
+        Days that are scored together with it: their runs are not asked either.
 
     Raises
     ------
@@ -216,7 +254,8 @@ def earlier_runs(
     sigma = F.get_json_object("config", "$.solver.sigma").cast("double")
     runs = warehouse.read("runs").where("status = 'published'").select("run_id", "scored_on", sigma.alias("sigma"))
     published = {r["run_id"]: EarlierRun(r["scored_on"], r["sigma"] or 1.0) for r in runs.collect()}
-    days = runs.where(F.col("scored_on") != F.lit(scored_on)).select("run_id", "scored_on")
+    today = {scored_on, *beside}
+    days = runs.where(~F.col("scored_on").isin(sorted(today))).select("run_id", "scored_on")
     known = warehouse.read("run_scales").select("run_id", "scale", "reference_run_id").join(F.broadcast(days), "run_id")
     distance = F.abs(F.date_diff("scored_on", F.lit(scored_on)))
     order = F.struct(F.col("reference_run_id").isNull(), distance, F.col("scored_on") > F.lit(scored_on), "run_id")
@@ -238,7 +277,7 @@ def earlier_runs(
         else:
             near = origins.get(name)
             origins[name] = Origin(run_id, near.nearest if near is not None and near.reference == run_id else run_id)
-    others = {run_id: run for run_id, run in published.items() if run.scored_on != scored_on}
+    others = {run_id: run for run_id, run in published.items() if run.scored_on not in today}
     named = {run_id: published[run_id] for run_id in linking.reference.values() if run_id in published}
     return others | named, origins
 
@@ -249,8 +288,12 @@ def _rests_on_reference(found: _Common, fit: ScaleFit, linking: LinkingConfig) -
 
 
 # ------------------------------------------------------------------------------------------------ what is common
-class _Reader:
-    """Reads what scales have in common with earlier runs: one job for all items, one for all distributions."""
+class ItemReader:
+    """Reads what scales of a run have in common with others: one job for all items, one for all distributions.
+
+    Parameters are those of `link_scales`, and the runs that may be linked to; `beside` holds, by identifier, those of
+    them that are scored in the same job and are not written yet: their fits' items are in `solved`.
+    """
 
     def __init__(
         self,
@@ -263,7 +306,9 @@ class _Reader:
         linking: LinkingConfig,
         rescore: RescoreConfig,
         sigma: float,
+        beside: Mapping[str, RunFits] | None = None,
     ) -> None:
+        self.beside = beside or {}
         self.warehouse, self.earlier, self.fits, self.scales = warehouse, earlier, fits, scales
         self.solved, self.items, self.linking, self.rescore, self.sigma = solved, items, linking, rescore, sigma
 
@@ -275,7 +320,7 @@ class _Reader:
         wanted
             The run of each scale. A run that is gone has nothing in common with anything.
         """
-        there = {name: run for name, run in wanted.items() if run in self.earlier}
+        there = {name: run for name, run in wanted.items() if run in self.earlier or run in self.beside}
         found = dict.fromkeys(wanted, _NOTHING)
         if not there:
             return found
@@ -285,19 +330,24 @@ class _Reader:
             distributions = self._abilities(there)
         for name, table in rows.items():
             if name in distributions:
-                found[name] = self._link(name, table, distributions[name], self.earlier[there[name]].sigma)
+                found[name] = self._link(name, table, distributions[name], self._sigma_of(there[name]))
         return found
+
+    def _sigma_of(self, run_id: str) -> float:
+        return self.sigma if run_id in self.beside else self.earlier[run_id].sigma
 
     def _of(self, table: str, wanted: Mapping[str, str]) -> DataFrame:
         """The rows of earlier runs, each scale of its own run."""
-        days = sorted({self.earlier[run].scored_on for run in wanted.values()})
-        pairs = self.warehouse.spark.createDataFrame(sorted(wanted.items()), "scale string, run_id string")
+        written = {name: run for name, run in wanted.items() if run not in self.beside}
+        days = sorted({self.earlier[run].scored_on for run in written.values()})
+        pairs = self.warehouse.spark.createDataFrame(sorted(written.items()), "scale string, run_id string")
         rows = self.warehouse.read(table).where(F.col("scored_on").isin(days))
         return rows.join(F.broadcast(pairs), ["scale", "run_id"], "left_semi")
 
     def _items(self, wanted: Mapping[str, str]) -> dict[str, pa.Table]:
         """Every item of the earlier runs that has parameters, beside tonight's where it has, by scale."""
-        names = [(source, name) for name, source in self.scales.fitted.items() if name in wanted]
+        fitted = self.scales.fitted
+        names = [(self.fits[source].name, name) for name, source in fitted.items() if name in wanted]
         shown_as = self.warehouse.spark.createDataFrame(names, "fit string, scale string")
         tonight = self.solved.join(F.broadcast(shown_as), "fit").select(
             "scale", "benchmark", "item_index", "a", "b", F.col("n_models").alias("n")
@@ -308,9 +358,24 @@ class _Reader:
             .join(self.items.select("benchmark", "item_id", "item_index"), ["benchmark", "item_id"])
             .select("scale", "benchmark", "item_index", "discrimination", "easiness", "n_models")
         )
+        unwritten = self._unwritten(wanted)
+        if unwritten:
+            then = then.unionByName(self._shown(unwritten))
         joined = then.join(tonight, ["scale", "benchmark", "item_index"], "left").toArrow()
         table = joined.sort_by([(key, "ascending") for key in ("scale", "benchmark", "item_index")])
         return {scale: part for (scale,), part in groups(table, "scale")}
+
+    def _unwritten(self, wanted: Mapping[str, str]) -> list[tuple[str, ScaleFit, Gauge]]:
+        """The scales that are linked to a run of the same job: name, its fit there and how that is published."""
+        runs = {name: self.beside[run] for name, run in wanted.items() if run in self.beside}
+        return [(name, run.fit_of(name), run.links[name].gauge) for name, run in runs.items()]
+
+    def _shown(self, scales: Sequence[tuple[str, ScaleFit, Gauge]]) -> DataFrame:
+        """The items of such scales, as they will be written."""
+        rows = [(fit.name, name, gauge.shift, gauge.stretch) for name, fit, gauge in scales]
+        shown_as = self.warehouse.spark.createDataFrame(rows, "fit string, scale string, shift double, stretch double")
+        shown = on_scale(self.solved, shown_as, self.sigma).where("easiness IS NOT NULL")
+        return shown.select("scale", "benchmark", "item_index", "discrimination", "easiness", "n_models")
 
     def _abilities(self, wanted: Mapping[str, str]) -> dict[str, F64]:
         """The distribution of ability in the earlier runs as quantiles, by scale: of models of status ok, if any."""
@@ -330,7 +395,10 @@ class _Reader:
                 ).alias("q")
             )
         )
-        return {row["scale"]: np.array(row["q"], dtype=np.float64) for row in rows.collect()}
+        found = {row["scale"]: np.array(row["q"], dtype=np.float64) for row in rows.collect()}
+        for name, fit, gauge in self._unwritten(wanted):
+            found[name] = quantiles(gauge.abilities(ordinary_abilities(fit, self.rescore)))
+        return found
 
     def _link(self, name: str, table: pa.Table, theta: F64, sigma: float) -> _Common:
         """Link one scale: the rows are the earlier run's items, null on tonight's side where tonight lacks them."""
@@ -371,8 +439,15 @@ def _floats(table: pa.Table, column: str) -> F64:
 
 
 # ------------------------------------------------------------------------------------------------ results
-def _own(gauge: Gauge, run_id: str) -> ScaleLink:
+def own_scale(gauge: Gauge, run_id: str) -> ScaleLink:
+    """Return how a run shows a scale whose reference it is."""
     return ScaleLink(gauge, 1.0, 0.0, reference_run_id=run_id)
+
+
+def beyond(alone: Gauge, published: Gauge) -> tuple[float, float]:
+    """Return slope and intercept that lead from the standardised to the published scale."""
+    step = alone.inverse().then(published)
+    return 1.0 / step.stretch, -step.shift / step.stretch
 
 
 def _linked(alone: Gauge, found: _Common, reference: str, run: str) -> ScaleLink:
@@ -380,13 +455,12 @@ def _linked(alone: Gauge, found: _Common, reference: str, run: str) -> ScaleLink
     if found.link is None:
         return ScaleLink(alone, None, None, reference, run, 0, 0)
     link = found.link
-    beyond = alone.inverse().then(link.gauge)
     names = found.benchmark.to_numpy(zero_copy_only=False)
     drifted = {
         str(benchmark): found.item_index[link.drifted & (names == benchmark)].astype(np.int32)
         for benchmark in np.unique(names[link.drifted].astype(str))
     }
-    slope, intercept = 1.0 / beyond.stretch, -beyond.shift / beyond.stretch
+    slope, intercept = beyond(alone, link.gauge)
     counts = int(link.anchors.sum()), int(link.drifted.sum())
     return ScaleLink(link.gauge, slope, intercept, reference, run, *counts, drifted)
 

@@ -86,7 +86,7 @@ def finish_runs(
     warehouse: Warehouse,
     run_ids: Sequence[str],
     status: str,
-    error: str | None = None,
+    error: str | Mapping[str, str] | None = None,
     gates: Mapping[str, str] | None = None,
 ) -> None:
     """Say how runs ended that do not publish, and take their results away again.
@@ -103,7 +103,7 @@ def finish_runs(
     status
         ``not_converged`` or ``failed``; publishing is `publish`.
     error
-        Why, in one line.
+        Why, in one line; of all runs, or by run.
     gates
         By run, what the gates said, as JSON.
 
@@ -117,13 +117,15 @@ def finish_runs(
     if status not in ("not_converged", "failed"):
         raise ValueError(f"a run ends as not_converged or failed here, not as {status!r}")
 
+    why = _by_run(error, F.col("run_id")) if isinstance(error, Mapping) else F.lit(error).cast("string")
+
     def commit() -> None:
         warehouse.delta("runs").update(
             condition=F.expr(f"status = 'running' AND {is_of_runs(run_ids)}"),
             set={
                 "status": F.lit(status),
                 "finished_at": F.current_timestamp(),
-                "error": F.lit(error).cast("string"),
+                "error": why,
                 "gates": F.coalesce(_by_run(gates or {}, F.col("run_id")), F.col("gates")),
             },
         )

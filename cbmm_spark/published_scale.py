@@ -47,11 +47,13 @@ class ScaleLink:
     reference_run_id
         Run that defines the scale; None where linking is off.
     link_run_id
-        Run whose items the link rests on; None where there is no link.
+        Run whose items or models the link rests on; None where there is no link.
     n_anchors, n_drifted
-        Numbers of items; None where there is no link.
+        Numbers of items; None where the link rests on no items.
     drifted
         The drifted items' numbers, by benchmark.
+    n_anchor_models
+        Number of models where the link rests on models (`history_link`), not on items.
     items_from_run_id
         Run whose item parameters were kept fixed; None where they were fitted.
     """
@@ -65,6 +67,7 @@ class ScaleLink:
     n_drifted: int | None = None
     drifted: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
     items_from_run_id: str | None = None
+    n_anchor_models: int | None = None
 
 
 def model_statuses(fit: ScaleFit, config: RescoreConfig) -> NDArray[np.str_]:

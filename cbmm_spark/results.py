@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from cbmm_spark.config import RescoreConfig
 from cbmm_spark.fit import SparkBlocks
 from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.components import first_observers
+from cbmm_spark.kernels.history import seen_by
 from cbmm_spark.kernels.loop import IterationRecord, ScaleFit
 from cbmm_spark.kernels.model import F64, Gauge
 from cbmm_spark.kernels.passes import (
@@ -62,21 +64,86 @@ SOLVED_DDL = (
     "n_models int, accuracy double, component int, flag_reasons string"
 )
 ESTIMATES_DDL = (
-    "scale string, model_index int, ability double, ability_se double, ability_lower double, ability_upper double, "
+    "label int, model_index int, ability double, ability_se double, ability_lower double, ability_upper double, "
     "rank int, accuracy double, accuracy_lower double, accuracy_upper double, accuracy_rank int, n_items int, "
     "coverage double, component int, status string"
 )
 
 
+# ------------------------------------------------------------------------------------------------ runs and labels
+@dataclass(frozen=True)
+class RunFits:
+    """The fits of one run.
+
+    Attributes
+    ----------
+    key
+        The run.
+    scales
+        Names under which fits are shown.
+    fits
+        By fitted scale. Runs of several dates share the fit of a scale that did not change between them.
+    links
+        By scale, how it is published; a scale without one is standardised.
+    date
+        Number of the run's date, where models are told by date (`ability_rows`).
+    """
+
+    key: RunKey
+    scales: Scales
+    fits: Mapping[str, ScaleFit]
+    links: Mapping[str, ScaleLink] = field(default_factory=dict)
+    date: int = 0
+
+    def fit_of(self, scale: str) -> ScaleFit:
+        """Return the fit that a scale shows."""
+        return self.fits[self.scales.fitted[scale]]
+
+
+@dataclass(frozen=True)
+class _Label:
+    """One scale of one run, as it is shown; rows carry its number until they have their names."""
+
+    number: int
+    run: RunFits
+    scale: str
+
+    @property
+    def fit(self) -> ScaleFit:
+        return self.run.fit_of(self.scale)
+
+    @property
+    def link(self) -> ScaleLink | None:
+        return self.run.links.get(self.scale)
+
+    def gauge(self, config: RescoreConfig) -> Gauge:
+        """Return the change from the fit's scale to the published one."""
+        return on_published_scale(self.fit, config).gauge if self.link is None else self.link.gauge
+
+
+def _labels(runs: Sequence[RunFits]) -> list[_Label]:
+    shown = [(run, scale) for run in runs for scale in run.scales.fitted]
+    return [_Label(number, run, scale) for number, (run, scale) in enumerate(shown)]
+
+
+_LABEL_COLUMNS = ("label", "scale", "run_id", "scored_on")
+
+
+def _members(spark: SparkSession, labels: Sequence[_Label]) -> DataFrame:
+    """Return which benchmarks each scale of each run holds; small."""
+    rows = [
+        (label.number, label.scale, label.run.key.run_id, label.run.key.scored_on, label.run.date, benchmark)
+        for label in labels
+        for benchmark in sorted(label.run.scales.benchmarks[label.scale])
+    ]
+    return spark.createDataFrame(
+        rows, "label int, scale string, run_id string, scored_on date, date int, benchmark string"
+    )
+
+
 # ------------------------------------------------------------------------------------------------ abilities
 def ability_rows(
-    spark: SparkSession,
-    fits: Mapping[str, ScaleFit],
-    scales: Scales,
-    model_benchmarks: DataFrame,
-    config: RescoreConfig,
-    key: RunKey,
-    links: Mapping[str, ScaleLink] | None = None,
+    spark: SparkSession, runs: Sequence[RunFits], model_benchmarks: DataFrame, config: RescoreConfig
 ) -> DataFrame:
     """Return the rows of `abilities`: every model that has a row in the scale's benchmarks, answered or not.
 
@@ -84,33 +151,23 @@ def ability_rows(
     ----------
     spark
         Session.
-    fits
-        By fitted scale.
-    scales
-        Names under which fits are shown.
+    runs
+        One, or those of several dates.
     model_benchmarks
-        From packing.
+        From packing. Where it has a column ``step``, a run sees only rows with ``step`` up to the run's date.
     config
         Level, thresholds.
-    key
-        Run.
-    links
-        By scale, how it is published; standardised where not given.
     """
-    gauges = _gauges(fits, scales, config, links)
-    estimates = pa.concat_tables(
-        [_estimates(name, fits[source], config, gauges[name]) for name, source in scales.fitted.items()]
+    labels = _labels(runs)
+    estimates = pa.concat_tables([_estimates(label, config) for label in labels])
+    rows = model_benchmarks.join(F.broadcast(_members(spark, labels)), "benchmark")
+    if "step" in model_benchmarks.columns:
+        rows = rows.where("step <= date")
+    models = rows.groupBy(*_LABEL_COLUMNS, "model_index", "model_id").agg(
+        F.min("first_evaluated_at").alias("first_evaluated_at"),
+        F.max("last_evaluated_at").alias("last_evaluated_at"),
     )
-    members = _members(spark, scales)
-    models = (
-        model_benchmarks.join(F.broadcast(members), "benchmark")
-        .groupBy("scale", "model_index", "model_id")
-        .agg(
-            F.min("first_evaluated_at").alias("first_evaluated_at"),
-            F.max("last_evaluated_at").alias("last_evaluated_at"),
-        )
-    )
-    joined = models.join(spark.createDataFrame(estimates, ESTIMATES_DDL), ["scale", "model_index"], "left")
+    joined = models.join(spark.createDataFrame(estimates, ESTIMATES_DDL), ["label", "model_index"], "left")
     full = joined.withColumns(
         {
             "n_items": F.coalesce("n_items", F.lit(0)),
@@ -119,32 +176,18 @@ def ability_rows(
             "rank_shift": F.col("accuracy_rank") - F.col("rank"),
         }
     )
-    return _complete(key.onto(full), "abilities")
+    return _complete(full, "abilities")
 
 
-def _gauges(
-    fits: Mapping[str, ScaleFit], scales: Scales, config: RescoreConfig, links: Mapping[str, ScaleLink] | None
-) -> dict[str, Gauge]:
-    """Return the change from fit to published scale by scale name."""
-    if links is not None:
-        return {name: links[name].gauge for name in scales.fitted}
-    return {name: on_published_scale(fits[source], config).gauge for name, source in scales.fitted.items()}
-
-
-def _members(spark: SparkSession, scales: Scales) -> DataFrame:
-    """Return which benchmarks each scale holds; small."""
-    pairs = [(name, benchmark) for name, group in scales.benchmarks.items() for benchmark in sorted(group)]
-    return spark.createDataFrame(pairs, "scale string, benchmark string")
-
-
-def _estimates(name: str, fit: ScaleFit, config: RescoreConfig, gauge: Gauge) -> pa.Table:
-    counts, shown = fit.counts, on_published_scale(fit, config, gauge)
+def _estimates(label: _Label, config: RescoreConfig) -> pa.Table:
+    fit = label.fit
+    counts, shown = fit.counts, on_published_scale(fit, config, label.gauge(config))
     half = float(norm.ppf(0.5 + config.level / 2.0)) * shown.error
     accuracy = counts.successes / counts.attempts
     lower, upper = wilson(counts.successes, counts.attempts, config.level)
     component = fit.components
     columns = {
-        "scale": pa.array([name] * fit.models.size, pa.string()),
+        "label": pa.array(np.full(fit.models.size, label.number, dtype=np.int32)),
         "model_index": pa.array((fit.models + 1).astype(np.int32)),
         "ability": finite(shown.ability),
         "ability_se": finite(shown.error),
@@ -183,21 +226,23 @@ def solve_items(blocks: SparkBlocks, fits: Mapping[str, ScaleFit], config: Resco
     config
         Thresholds.
     """
-    parts = [
-        (
+    parts = {
+        name: (
             ScaleTask(name, fit.benchmarks, fit.models, fit.theta, fit.nodes, fit.ridge, "late", fit.items),
             fit.components,
         )
         for name, fit in fits.items()
-    ]
+    }
     few = config.few_responses
+    moments = {name: blocks.moments[name] for name in parts if name in blocks.moments}
 
     def rows(block: Block, row: Mapping[str, Any]) -> pa.RecordBatch:
         start = int(row["item_start"])
+        mine = [name for name, (task, _) in parts.items() if block.benchmark in task.benchmarks]
         made = [
-            _item_batch(block, start, task, components, few)
-            for task, components in parts
-            if block.benchmark in task.benchmarks
+            _item_batch(seen, start, *parts[name], few)
+            for seen, names in seen_by(block, mine, moments)
+            for name in names
         ]
         return pa.Table.from_batches(made, SOLVED_SCHEMA).combine_chunks().to_batches()[0] if made else _no_items()
 
@@ -205,23 +250,13 @@ def solve_items(blocks: SparkBlocks, fits: Mapping[str, ScaleFit], config: Resco
 
 
 def item_rows(
-    blocks: SparkBlocks,
-    fits: Mapping[str, ScaleFit],
-    scales: Scales,
-    items: DataFrame,
-    config: RescoreConfig,
-    sigma: float,
-    key: RunKey,
-    links: Mapping[str, ScaleLink] | None = None,
-    solved: DataFrame | None = None,
+    runs: Sequence[RunFits], items: DataFrame, config: RescoreConfig, sigma: float, solved: DataFrame
 ) -> DataFrame:
     """Return the rows of `item_parameters`: every item of the scales' benchmarks, answered or not.
 
     Parameters
     ----------
-    blocks
-        The cached blocks.
-    fits, scales
+    runs
         As in `ability_rows`.
     items
         The `items` table, for the names.
@@ -229,33 +264,29 @@ def item_rows(
         Thresholds.
     sigma
         Temperature.
-    key
-        Run.
-    links
-        By scale, how it is published; standardised where not given.
     solved
-        From `solve_items`, where it was computed before.
+        From `solve_items` of the runs' fits.
     """
-    spark = items.sparkSession
-    gauges = _gauges(fits, scales, config, links)
+    spark, labels = items.sparkSession, _labels(runs)
+    gauges = [(label, label.gauge(config)) for label in labels]
     shown_as = spark.createDataFrame(
-        [(source, name, gauges[name].shift, gauges[name].stretch) for name, source in scales.fitted.items()],
-        "fit string, scale string, shift double, stretch double",
+        [(label.fit.name, label.number, gauge.shift, gauge.stretch) for label, gauge in gauges],
+        "fit string, label int, shift double, stretch double",
     )
-    computed = on_scale(solve_items(blocks, fits, config) if solved is None else solved, shown_as, sigma)
-    members = _members(spark, scales)
+    computed = on_scale(solved, shown_as, sigma)
+    members = _members(spark, labels)
     named = items.select("benchmark", "item_index", "item_id").join(F.broadcast(members), "benchmark")
-    joined = named.join(computed, ["scale", "benchmark", "item_index"], "left")
+    joined = named.join(computed, ["label", "benchmark", "item_index"], "left")
     few = config.few_responses
     reasons = F.coalesce("flag_reasons", _when_few(F.col("n_models").isNull(), few))
-    drifted = _drifted(spark, links or {})
+    drifted = _drifted(spark, labels)
     if drifted is not None:
-        joined = joined.join(F.broadcast(drifted), ["scale", "benchmark", "item_index"], "left")
+        joined = joined.join(F.broadcast(drifted), ["label", "benchmark", "item_index"], "left")
         reasons = F.nullif(F.concat_ws(";", reasons, F.when(F.col("has_drifted"), F.lit("drifted"))), F.lit(""))
     flagged = joined.withColumns({"n_models": F.coalesce("n_models", F.lit(0)), "flag_reasons": reasons}).withColumn(
         "is_flagged", F.col("flag_reasons").isNotNull()
     )
-    return _complete(key.onto(flagged), "item_parameters")
+    return _complete(flagged, "item_parameters")
 
 
 def on_scale(solved: DataFrame, shown_as: DataFrame, sigma: float) -> DataFrame:
@@ -266,7 +297,7 @@ def on_scale(solved: DataFrame, shown_as: DataFrame, sigma: float) -> DataFrame:
     solved
         From `solve_items`.
     shown_as
-        The published scales of each fit: fit, scale, and the gauge's shift and stretch. Small.
+        How each fit is published: fit, the gauge's shift and stretch, and what else the rows are to carry. Small.
     sigma
         Temperature.
     """
@@ -291,18 +322,19 @@ def on_scale(solved: DataFrame, shown_as: DataFrame, sigma: float) -> DataFrame:
     )
 
 
-def _drifted(spark: SparkSession, links: Mapping[str, ScaleLink]) -> DataFrame | None:
+def _drifted(spark: SparkSession, labels: Sequence[_Label]) -> DataFrame | None:
     """Return the drifted items of all scales; None where there is none."""
     parts = [
         pa.table(
             {
-                "scale": pa.array([name] * numbers.size, pa.string()),
+                "label": pa.array(np.full(numbers.size, label.number, dtype=np.int32)),
                 "benchmark": pa.array([benchmark] * numbers.size, pa.string()),
                 "item_index": pa.array(numbers.astype(np.int32)),
             }
         )
-        for name, link in links.items()
-        for benchmark, numbers in link.drifted.items()
+        for label in labels
+        if label.link is not None
+        for benchmark, numbers in label.link.drifted.items()
     ]
     return spark.createDataFrame(pa.concat_tables(parts)).withColumn("has_drifted", F.lit(True)) if parts else None
 
@@ -373,48 +405,42 @@ def _join_reasons(reasons: Mapping[str, NDArray[np.bool_]], n: int) -> list[str 
     return [texts[value] for value in code.tolist()]
 
 
-# ------------------------------------------------------------------------------------------------ runs
+# ------------------------------------------------------------------------------------------------ scales
 def scale_rows(
-    spark: SparkSession,
-    fits: Mapping[str, ScaleFit],
-    scales: Scales,
-    config: RescoreConfig,
-    item_parameters: DataFrame | None,
-    key: RunKey,
-    links: Mapping[str, ScaleLink] | None = None,
+    spark: SparkSession, runs: Sequence[RunFits], config: RescoreConfig, item_parameters: DataFrame | None
 ) -> DataFrame:
     """Return the rows of `run_scales`; discriminations are summarised from the item parameters as written, if any."""
-    facts = []
-    for name, source in scales.fitted.items():
-        fit = fits[source]
-        accuracy = fit.counts.successes / fit.counts.attempts
-        facts.append(
-            {
-                "scale": name,
-                "n_models": int(fit.models.size),
-                "n_items": fit.counts.n_items,
-                "n_responses": int(fit.counts.attempts.sum()),
-                "iterations": fit.iteration,
-                "converged": fit.converged,
-                "objective": _value(fit.objective),
-                "log_loss": _value(fit.log_loss),
-                "accuracy_log_loss": _value(accuracy_loss(fit.counts.attempts, fit.counts.successes)),
-                "kkt_residual": _value(fit.kkt_residual),
-                "node_error": _value(abs(fit.node_error)),
-                "ability_accuracy_spearman": _value(spearman(fit.theta, accuracy)),
-                "flag_reasons": ";".join(flag.reason for flag in scale_flags(name, fit, config)) or None,
-                **_link_facts(None if links is None else links.get(name)),
-            }
-        )
+    frame = _facts_frame(spark, [_facts_of(label, config) for label in _labels(runs)])
     if item_parameters is None:
-        return _complete(_facts_frame(spark, facts).withColumn("run_id", F.lit(key.run_id)), "run_scales")
-    summary = item_parameters.groupBy("scale").agg(
+        return _complete(frame, "run_scales")
+    summary = item_parameters.groupBy("run_id", "scale").agg(
         F.avg("discrimination").alias("discrimination_mean"),
         F.stddev_pop("discrimination").alias("discrimination_sd"),
         F.count_if(F.col("discrimination") == 0).cast("int").alias("uninformative_items"),
     )
-    frame = _facts_frame(spark, facts)
-    return _complete(frame.join(summary, "scale", "left").withColumn("run_id", F.lit(key.run_id)), "run_scales")
+    return _complete(frame.join(summary, ["run_id", "scale"], "left"), "run_scales")
+
+
+def _facts_of(label: _Label, config: RescoreConfig) -> dict[str, object]:
+    fit = label.fit
+    accuracy = fit.counts.successes / fit.counts.attempts
+    return {
+        "run_id": label.run.key.run_id,
+        "scale": label.scale,
+        "n_models": int(fit.models.size),
+        "n_items": fit.counts.n_items,
+        "n_responses": int(fit.counts.attempts.sum()),
+        "iterations": fit.iteration,
+        "converged": fit.converged,
+        "objective": _value(fit.objective),
+        "log_loss": _value(fit.log_loss),
+        "accuracy_log_loss": _value(accuracy_loss(fit.counts.attempts, fit.counts.successes)),
+        "kkt_residual": _value(fit.kkt_residual),
+        "node_error": _value(abs(fit.node_error)),
+        "ability_accuracy_spearman": _value(spearman(fit.theta, accuracy)),
+        "flag_reasons": ";".join(flag.reason for flag in scale_flags(label.scale, fit, config)) or None,
+        **_link_facts(label.link),
+    }
 
 
 def _link_facts(link: ScaleLink | None) -> dict[str, object]:
@@ -423,6 +449,7 @@ def _link_facts(link: ScaleLink | None) -> dict[str, object]:
         "link_intercept": None if link is None else link.intercept,
         "n_anchors": None if link is None else link.n_anchors,
         "n_drifted": None if link is None else link.n_drifted,
+        "n_anchor_models": None if link is None else link.n_anchor_models,
         "reference_run_id": None if link is None else link.reference_run_id,
         "link_run_id": None if link is None else link.link_run_id,
         "items_from_run_id": None if link is None else link.items_from_run_id,
@@ -434,22 +461,23 @@ def _link_facts(link: ScaleLink | None) -> dict[str, object]:
 def _facts_frame(spark: SparkSession, facts: Sequence[Mapping[str, object]]) -> DataFrame:
     return spark.createDataFrame(
         [tuple(fact.values()) for fact in facts],
-        "scale string, n_models int, n_items int, n_responses long, iterations int, converged boolean, "
+        "run_id string, scale string, n_models int, n_items int, n_responses long, iterations int, converged boolean, "
         "objective double, log_loss double, accuracy_log_loss double, kkt_residual double, node_error double, "
         "ability_accuracy_spearman double, flag_reasons string, link_slope double, link_intercept double, "
-        "n_anchors int, n_drifted int, reference_run_id string, link_run_id string, items_from_run_id string, "
-        "gauge_shift double, gauge_stretch double",
+        "n_anchors int, n_drifted int, n_anchor_models int, reference_run_id string, link_run_id string, "
+        "items_from_run_id string, gauge_shift double, gauge_stretch double",
     )
 
 
-def iteration_rows(spark: SparkSession, fits: Mapping[str, ScaleFit], scales: Scales, key: RunKey) -> DataFrame:
+def iteration_rows(spark: SparkSession, runs: Sequence[RunFits]) -> DataFrame:
     """Return the rows of `run_iterations`."""
 
-    def row(name: str, record: IterationRecord) -> tuple[object, ...]:
+    def row(label: _Label, record: IterationRecord) -> tuple[object, ...]:
         change = _value(record.max_ability_change)
-        return (key.run_id, name, record.iteration, float(record.objective), change, record.seconds)
+        run_id = label.run.key.run_id
+        return (run_id, label.scale, record.iteration, float(record.objective), change, record.seconds)
 
-    rows = [row(name, record) for name, source in scales.fitted.items() for record in fits[source].history]
+    rows = [row(label, record) for label in _labels(runs) for record in label.fit.history]
     return spark.createDataFrame(rows, SPECS["run_iterations"].schema)
 
 
@@ -460,7 +488,7 @@ def _value(x: float) -> float | None:
 def _complete(df: DataFrame, table: str) -> DataFrame:
     """Add the columns that are not computed yet as nulls of their type, and put all in the table's order."""
     columns = []
-    for field in SPECS[table].schema.fields:
-        column = F.col(field.name) if field.name in df.columns else F.lit(None)
-        columns.append(column.cast(field.dataType).alias(field.name))
+    for each in SPECS[table].schema.fields:
+        column = F.col(each.name) if each.name in df.columns else F.lit(None)
+        columns.append(column.cast(each.dataType).alias(each.name))
     return df.select(*columns)

@@ -54,6 +54,14 @@ def runs_of(warehouse: Warehouse, days: Iterable[dt.date]) -> list[Run]:
     return [_run(row.asDict()) for row in rows]
 
 
+def published_days(warehouse: Warehouse) -> set[dt.date]:
+    """Return the days that have a published run; none where there are no runs."""
+    if not warehouse.exists("runs"):
+        return set()
+    rows = warehouse.read("runs").where("status = 'published'").select("scored_on").collect()
+    return {row["scored_on"] for row in rows}
+
+
 def last_published(warehouse: Warehouse, before: dt.date | None = None) -> Run | None:
     """The published run of the greatest day (earlier than `before`), then of the latest start; None without one."""
     newest = (F.desc("scored_on"), F.desc("started_at"), F.desc("run_id"))

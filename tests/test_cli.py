@@ -45,7 +45,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-COMMANDS = ("simulate", "ingest", "quarantine", "rescore", "nightly", "status", "maintain")
+COMMANDS = ("simulate", "ingest", "quarantine", "rescore", "backfill", "nightly", "status", "maintain")
 NIGHT = ["--set", 'nightly.sources=[{name = "a", input = "full.csv"}]']
 
 REFUSED = [
@@ -83,6 +83,16 @@ REFUSED = [
     (["rescore", "--only-new"], 2, "--only-new needs --items-from RUN_ID"),
     (["rescore", "--set", "linking.method=haebara"], 2, 'must be "stocking-lord" or "mean-sigma" or "off"'),
     (["rescore", "--set", "linking.min_anchors=0"], 2, "linking.min_anchors"),
+    (["backfill"], 3, "run `cbmm-spark ingest"),
+    (["backfill", "--from", "2026-02-30"], 2, "'2026-02-30' is not a date"),
+    (["backfill", "--from", "2026-02-02", "--to", "2026-02-01"], 2, "--from 2026-02-02 is after --to 2026-02-01"),
+    (["backfill", "--every", "year"], 2, "--every"),
+    (["backfill", "--dates", "gone.txt"], 2, "'gone.txt' is not a date"),
+    (["backfill", "--dates", "full.csv"], 2, "--dates full.csv: 'model' is not a date"),
+    (["backfill", "--dates", "empty.csv"], 2, "--dates empty.csv names no date"),
+    (["backfill", "--dates", "2026-02-01", "--stale"], 2, "exclude each other"),
+    (["backfill", "--stale", "--every", "week"], 2, "exclude each other"),
+    (["backfill", "--stale", "--list-stale"], 2, "exclude each other"),
     (["simulate", "--out", "full.csv"], 2, "full.csv is a file"),
     (["simulate", "--out", "new", "--models", "1"], 2, "simulate.models on the command line must be at least 2"),
     (["simulate", "--out", "new", "--models", "few"], 2, "--models"),

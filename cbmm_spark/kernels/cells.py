@@ -85,6 +85,10 @@ class DenseCells(ABC):
     def take(self, rows: NDArray[np.int64]) -> DenseCells:
         """Return the cells of some items only, in the order given."""
 
+    @abstractmethod
+    def select(self, columns: NDArray[np.int64]) -> DenseCells:
+        """Return the cells of some models only, given by increasing column numbers."""
+
 
 class BitCells(DenseCells):
     """Zero or one attempt a cell, packed eight models a byte (bit 0 first).
@@ -148,6 +152,11 @@ class BitCells(DenseCells):
         attempted = None if self.attempted is None else self.attempted[rows]
         return BitCells(attempted, self.solved[rows], self.n_models)
 
+    def select(self, columns: NDArray[np.int64]) -> BitCells:
+        """See `DenseCells.select`; the first columns of all are cut off without unpacking a bit."""
+        attempted = None if self.attempted is None else _select_bits(self.attempted, columns, self.n_models)
+        return BitCells(attempted, _select_bits(self.solved, columns, self.n_models), columns.size)
+
 
 class CountCells(DenseCells):
     """Attempt counts and (possibly fractional) successes as arrays of shape (n_items, n_models)."""
@@ -180,6 +189,10 @@ class CountCells(DenseCells):
     def take(self, rows: NDArray[np.int64]) -> CountCells:
         """See `DenseCells.take`."""
         return CountCells(self.n_matrix[rows], self.k_matrix[rows])
+
+    def select(self, columns: NDArray[np.int64]) -> CountCells:
+        """See `DenseCells.select`."""
+        return CountCells(self.n_matrix[:, columns], self.k_matrix[:, columns])
 
 
 class SparseCells:
@@ -214,6 +227,15 @@ class SparseCells:
         where = np.repeat(self.indptr[rows] - indptr[:-1], sizes) + np.arange(indptr[-1])
         return SparseCells(indptr, self.indices[where], self.n[where], self.k[where], self.n_models)
 
+    def select(self, columns: NDArray[np.int64]) -> SparseCells:
+        """Return the cells of some models only, given by increasing column numbers."""
+        place = np.full(self.n_models, -1, dtype=np.int32)
+        place[columns] = np.arange(columns.size, dtype=np.int32)
+        indices = place[self.indices]
+        keep = indices >= 0
+        indptr = np.concatenate([[0], np.cumsum(keep)])[self.indptr].astype(np.int64)
+        return SparseCells(indptr, indices[keep], self.n[keep], self.k[keep], columns.size)
+
 
 Cells = DenseCells | SparseCells
 
@@ -229,7 +251,7 @@ class Block:
     cells
         Who answered what.
     models
-        Which model (position among all models) each column is, increasing, shape (n_models,).
+        Which model (position among all models) each column is, each at most once, shape (n_models,).
     item_start
         Number of the first item within the benchmark.
     """
@@ -248,6 +270,20 @@ def weighted_count(index: NDArray[Any], weights: F64, size: int) -> F64:
 def count_bits(plane: U8) -> F64:
     """Return the number of set bits in each row."""
     return np.bitwise_count(plane).sum(axis=1, dtype=np.int64).astype(np.float64)
+
+
+def _select_bits(plane: U8, columns: NDArray[np.int64], n_models: int) -> U8:
+    """Return the bit plane of some columns; numbers increase."""
+    size = columns.size
+    if size and columns[-1] == size - 1:
+        part = plane[:, : (size + 7) // 8]
+        if size % 8 == 0:
+            return part
+        part = part.copy()
+        part[:, -1] &= (1 << (size % 8)) - 1
+        return part
+    bits = np.unpackbits(plane, axis=1, count=n_models, bitorder="little")
+    return np.packbits(bits[:, columns], axis=1, bitorder="little")
 
 
 def span_of(models: slice) -> slice:

@@ -4,6 +4,9 @@ A scale is only defined up to the gauge, so what two fits have in common must te
 response curves P = logistic(a theta + b) are compared over the reference's distribution of abilities. Items whose curve
 changed (drifted) are left out, the link is estimated from the others, and both are repeated until nothing changes.
 
+Where the same models gave the same answers to both fits, their abilities tell the change as well (`link_models`):
+better than items where one side has few models (docs/decisions/0047).
+
 Sources: mean/sigma (Marco 1977), here with weights; the characteristic curve method of Stocking & Lord (1983);
 iterative purification of anchors (Lord 1980; Candell & Drasgow 1988); the root mean square difference of curves with
 the limit 0.1 (Joo et al. 2021 for PISA; the difference that Dorans & Kulick 1986 call unusual). See docs/linking.md.
@@ -48,6 +51,9 @@ an item that everybody solves is large and not infinite."""
 
 MOST_ROUNDS = 50
 """Rounds of purification after which items that keep coming and going are left out for good."""
+
+LEAST_MODELS = 3
+"""Models with the same answers below which their mean and spread say too little."""
 
 _PIECE = 4096
 
@@ -182,6 +188,27 @@ def _purified(old: Bank, now: Bank, usable: Mask, method: Method) -> tuple[Gauge
             continue
         seen.append(drifted)
         gauge = stocking_lord(old, now, anchors, gauge) if method == "stocking-lord" else mean_sigma(old, now, anchors)
+
+
+def link_models(reference: F64, new: F64) -> Gauge | None:
+    """Return the change of scale that gives the same models the mean and spread they have in the reference.
+
+    Mean/sigma over models. Only models whose answers are the same on both sides tell a change of scale.
+
+    Parameters
+    ----------
+    reference, new
+        Abilities of the same models in the same order, each on its own scale, shape (N,).
+
+    Returns
+    -------
+    Gauge or None
+        None for fewer than `LEAST_MODELS` models, and where those of one side are all alike.
+    """
+    if new.size < LEAST_MODELS or not (np.ptp(new) > 0.0 and np.ptp(reference) > 0.0):
+        return None
+    stretch = float(new.std() / reference.std())
+    return Gauge(float(new.mean()) - stretch * float(reference.mean()), stretch)
 
 
 def is_drifted(difference: F64, error: F64) -> Mask:

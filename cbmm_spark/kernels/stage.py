@@ -195,7 +195,7 @@ class ScaleSums:
 
 def columns(models: Index) -> Index | slice:
     """Return a slice where the models are consecutive numbers: slices copy nothing."""
-    if models.size and models[-1] - models[0] + 1 == models.size:
+    if models.size and models[-1] - models[0] + 1 == models.size and (np.diff(models) == 1).all():
         return slice(int(models[0]), int(models[-1]) + 1)
     return models
 

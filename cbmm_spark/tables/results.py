@@ -208,7 +208,12 @@ RUN_SCALES = TableSpec(
             "A in ability = A * z + B, z the ability standardised over the run's own models of status ok",
         ),
         Column("link_intercept", "double", "B in ability = A * z + B"),
-        Column("n_anchors", "int", "Items the link rests on; null where the run is its own reference", COUNT),
+        Column(
+            "n_anchors",
+            "int",
+            "Items the link rests on; null where it rests on models and where the run is its own reference",
+            COUNT,
+        ),
         Column("n_drifted", "int", "Common items left out of the link because they drifted", COUNT),
         Column(
             "flag_reasons",
@@ -221,10 +226,16 @@ RUN_SCALES = TableSpec(
             "string",
             "Run that defines the scale: runs with the same one are comparable; null where linking is off",
         ),
-        Column("link_run_id", "string", "Run whose items the link rests on: the reference or one linked to it"),
+        Column("link_run_id", "string", "Run the link rests on: the reference or one linked to it"),
         Column("items_from_run_id", "string", "Run whose item parameters were kept; null where items were fitted"),
         Column("gauge_shift", "double", "m in fitted ability = m + c * ability: the gauge in which the penalty holds"),
         Column("gauge_stretch", "double", "c in fitted ability = m + c * ability"),
+        Column(
+            "n_anchor_models",
+            "int",
+            "Models with unchanged answers that the link rests on; null where it rests on items or there is none",
+            COUNT,
+        ),
     ),
 )
 

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from cbmm_spark.kernels.linking import (
     DRIFT_SIZE,
+    LEAST_MODELS,
     Bank,
     curve_differences,
     link_items,
+    link_models,
     mean_sigma,
     quantiles,
     robust_start,
@@ -92,8 +94,9 @@ def test_drifted_items_are_found_and_left_out(share, slope, intercept, seed, one
     truth = bank_of(600, seed)
     reference, new = estimated(truth, seed + 1), estimated(truth, seed + 2)
     changed = rng.permutation(600) < max(1, round(share * 600))
-    new.b[changed] += np.where(one_sided, 1.5, rng.choice([-1.5, 1.5], changed.sum()))
-    expected = curve_differences(truth, Bank(truth.a, truth.b + 1.5 * changed, truth.n, truth.theta), IDENTITY)[0]
+    by = changed * np.where(one_sided, 1.5, rng.choice([-1.5, 1.5], 600))
+    new.b[:] += by
+    expected = curve_differences(truth, Bank(truth.a, truth.b + by, truth.n, truth.theta), IDENTITY)[0]
     moved = new.moved(gauge_of(slope, intercept).inverse())
     for method in METHODS:
         found = link_items(reference, moved, method)
@@ -198,3 +201,20 @@ def test_a_large_bank_takes_about_a_second():
     found = link_items(truth, new)
     assert time.perf_counter() - began < 10.0  # generous: machines are shared; 0.3 s alone
     assert found.slope == pytest.approx(1.2, rel=0.01)
+
+
+# ------------------------------------------------------------------------------------------------ models
+@given(slopes, intercepts, st.integers(LEAST_MODELS, 40), st.integers(0, 2**32 - 1))
+def test_the_abilities_of_the_same_models_tell_the_change_of_scale(slope, intercept, models, seed):
+    reference = np.random.default_rng(seed).normal(size=models)
+    expected = gauge_of(slope, intercept)
+    found = link_models(reference, expected.inverse().abilities(reference))
+    assert found.stretch == pytest.approx(expected.stretch, rel=1e-9)
+    assert found.shift == pytest.approx(expected.shift, rel=1e-9, abs=1e-7)
+
+
+def test_too_few_models_or_models_all_alike_tell_nothing():
+    spread = np.arange(5.0)
+    assert link_models(spread[: LEAST_MODELS - 1], spread[: LEAST_MODELS - 1]) is None
+    assert link_models(spread, np.ones(5)) is None
+    assert link_models(np.ones(5), spread) is None

@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 from benchmarks.spark_common import plan_sizes
 from cbmm_spark.config import RescoreConfig, ScalesConfig, SolverConfig
 from cbmm_spark.fit import SparkBlocks
+from cbmm_spark.fits import fit_scales, loop_options
 from cbmm_spark.kernels.dense import Penalty, fit_blocks, item_solution
 from cbmm_spark.kernels.loop import ScaleFit
 from cbmm_spark.published_scale import on_published_scale
-from cbmm_spark.rescore import fit_scales, loop_options
-from cbmm_spark.results import RunKey, item_rows
+from cbmm_spark.results import RunFits, RunKey, item_rows, solve_items
 from cbmm_spark.scales import choose_scales
 from tests.kernels.layouts import blocks_of, drawn
 from tests.spark.helpers import DAY, Heard, Matrix, tiles_in_memory
@@ -107,7 +107,9 @@ def test_item_parameters_are_those_of_the_dense_fit(
     items = spark.createDataFrame(names, "benchmark string, item_id string, item_index int")
     with SparkBlocks(spark, tiles_in_memory(spark, parts), 2) as blocks:
         scales = choose_scales(GROUPS, blocks.benchmarks)
-        rows = item_rows(blocks, dense, scales, items, RescoreConfig(), 1.0, KEY).collect()
+        rows = item_rows(
+            [RunFits(KEY, scales, dense)], items, RescoreConfig(), 1.0, solve_items(blocks, dense, RescoreConfig())
+        ).collect()
     found = {(r["scale"], r["benchmark"], r["item_id"]): r for r in rows}
     assert len(rows) == len(found) == 2 * (50 + 30) + 40 + 50 + 30 + 40
     compared = 0
@@ -182,7 +184,7 @@ import json
 import numpy as np
 from cbmm_spark.config import ScalesConfig, SolverConfig
 from cbmm_spark.fit import SparkBlocks
-from cbmm_spark.rescore import fit_scales
+from cbmm_spark.fits import fit_scales
 from cbmm_spark.results import RunKey
 from cbmm_spark.scales import choose_scales
 from tests.kernels.layouts import drawn

@@ -14,7 +14,7 @@ import pyarrow.dataset as dataset
 import pytest
 from pyspark.sql import SparkSession
 
-from cbmm_spark import rescore as module
+from cbmm_spark import fits as module
 from cbmm_spark.checkpoint import saved_abilities
 from cbmm_spark.config import Config, PackConfig, RescoreConfig, ScalesConfig, SolverConfig
 from cbmm_spark.errors import GateError, InputError, NotConvergedError
