@@ -14,6 +14,7 @@ from cbmm_spark.describe import describe_jobs
 from cbmm_spark.kernels.model import F64
 from cbmm_spark.kernels.stage import Index
 from cbmm_spark.tables import SPECS, Warehouse
+from cbmm_spark.tables.warehouse import first_line
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class AbilitySaver:
                 self.saved += len(rows)
             except Exception as error:  # a fit is worth more than its safety copy: said once, never in the way
                 if self.error is None:
-                    _logger.warning("abilities of run %s could not be saved: %s", self._run_id, error)
+                    _logger.warning("abilities of run %s could not be saved: %s", self._run_id, first_line(error))
                 self.error = error
 
     def _write(self, rows: list[Saved]) -> None:

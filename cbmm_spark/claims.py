@@ -22,6 +22,7 @@ from cbmm_spark.owner import Owner, is_gone, this_process
 from cbmm_spark.runs import LATEST, RUN_TABLES, Run, RunKey, check_keys, is_of_runs, runs_of
 from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
 from cbmm_spark.tables.ddl import literal
+from cbmm_spark.tables.warehouse import first_line
 
 CLAIM_MINUTES = 30.0
 """After so many minutes without a sign of life a claim expires, unless configured otherwise."""
@@ -324,7 +325,8 @@ class Heartbeat:
                 self.beats += 1
             except Exception as error:  # the claim holds for some more beats, and publishing asks again
                 if self.error is None:
-                    _logger.warning("the claim of run %s could not be renewed: %s", ", ".join(self._run_ids), error)
+                    told = ", ".join(self._run_ids)
+                    _logger.warning("the claim of run %s could not be renewed: %s", told, first_line(error))
                 self.error = error
             if self._lost:
                 return

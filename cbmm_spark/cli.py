@@ -18,8 +18,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cbmm_spark import __version__, preflight
 from cbmm_spark import config as configuration
 from cbmm_spark.config import Config, SimulateConfig
+<<<<<<< HEAD
 from cbmm_spark.dates import parse_dates
 from cbmm_spark.errors import CbmmError, ConfigError, InputError
+=======
+from cbmm_spark.errors import CbmmError, ConfigError, InputError, is_disk_full
+>>>>>>> faults
 from cbmm_spark.output import Progress, silence
 
 if TYPE_CHECKING:
@@ -36,6 +40,11 @@ MAINTAIN_STEPS = ("backup", "retention", "optimize", "vacuum")
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the signal's number, as shells count."""
+
+_DISK_FULL = (
+    "the disk is full, that of the warehouse or of Spark's scratch files (spark.local.dir); what readers see is whole: "
+    "make room (`cbmm-spark maintain` removes what nothing needs) and run again"
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -72,8 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         silence(sys.stdout)
         code = 0
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        if is_disk_full(error):
+            _complain(_DISK_FULL)
+        else:
+            traceback.print_exc()
         code = 1
     return int(code)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 
 class CbmmError(Exception):
     """An expected failure: its message is one line that says what to do.
@@ -43,3 +46,22 @@ class ConflictError(CbmmError):
     """Another run holds the tables; trying again later is safe."""
 
     exit_code = 5
+
+
+NO_ROOM = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a disk or a quota is full, however deep Spark has wrapped what the system said.
+
+    Parameters
+    ----------
+    error
+        Of Python, or of Spark with what it was caused by in its text.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if any(words in str(seen) for words in NO_ROOM):
+            return True
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -229,6 +230,37 @@ def test_an_unexpected_error_shows_where_it_came_from(
     assert said.out == ""
     assert said.err.startswith("Traceback")
     assert said.err.endswith("ZeroDivisionError: oh\n")
+
+
+def wrapped(error: Exception, shown: str) -> Exception:
+    """An error as another one shows it that was raised from it."""
+    outer = RuntimeError(shown)
+    outer.__cause__ = error
+    return outer
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        RuntimeError("Job aborted.\n\tat scheduler\nCaused by: java.io.IOException: No space left on device\n\tat io"),
+        wrapped(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "the task failed"),
+    ],
+)
+def test_a_full_disk_is_one_line_however_it_is_wrapped(
+    without_spark: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    input_file: str,
+    error: Exception,
+) -> None:
+    ingest_raising(monkeypatch, error)
+    assert cli.main(["ingest", "--input", input_file]) == 1
+    told = capfd.readouterr().err
+    assert told.count("\n") == 1
+    assert told.startswith("cbmm-spark: the disk is full")
+    assert "run again" in told
 
 
 def test_ctrl_c_is_one_line_and_130(
