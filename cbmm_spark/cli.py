@@ -18,12 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cbmm_spark import __version__, preflight
 from cbmm_spark import config as configuration
 from cbmm_spark.config import Config, SimulateConfig
-<<<<<<< HEAD
 from cbmm_spark.dates import parse_dates
-from cbmm_spark.errors import CbmmError, ConfigError, InputError
-=======
 from cbmm_spark.errors import CbmmError, ConfigError, InputError, is_disk_full
->>>>>>> faults
 from cbmm_spark.output import Progress, silence
 
 if TYPE_CHECKING:
