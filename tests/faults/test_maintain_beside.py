@@ -43,7 +43,9 @@ class Upkeep(Heard):
             spark.conf.unset(ROWS_PER_FILE)
             self.look()
             progress = Progress("json", io.StringIO())
-            self.report = maintain(spark, self.warehouse, CONFIG, ("optimize", "vacuum"), progress)
+            # A fit's session has adaptive execution off: VACUUM would list each table in hundreds of tasks.
+            other = Warehouse(spark.newSession(), self.warehouse.root)
+            self.report = maintain(other.spark, other, CONFIG, ("optimize", "vacuum"), progress)
             self.look()
             spark.catalog.clearCache()
 
