@@ -334,12 +334,17 @@ def test_days_whose_past_was_corrected_are_stale_and_scored_again(copy_of_filled
     assert found.days == (DATES[1], DATES[2], LAST)
     assert found.unknown == ()
     before = rows_of(copy_of_filled, "abilities")
-    report, _ = fill(copy_of_filled, Request(stale=True))
+    report, heard = fill(copy_of_filled, Request(stale=True))
     assert report.published == found.days
     after = rows_of(copy_of_filled, "abilities")
-    untouched = before.scored_on == DATES[0]
-    pd.testing.assert_frame_equal(after[untouched], before[untouched])
-    assert not np.allclose(after[~untouched].accuracy.dropna(), before[~untouched].accuracy.dropna())
+    first = DATES[0]
+    pd.testing.assert_frame_equal(after[after.scored_on == first], before[before.scored_on == first])
+    # What cannot be put on the old scale any more is left out of its date, and told.
+    scales = [set(zip(frame.scored_on, frame.scale, strict=True)) for frame in (before, after)]
+    told = {(str(event["scored_on"]), event["scale"]) for event in heard.of("unlinked")}
+    assert {(str(day), scale) for day, scale in scales[0] - scales[1]} <= told
+    both = before.merge(after, on=["scored_on", "scale", "model_id"], suffixes=("_before", ""))
+    assert (both.accuracy - both.accuracy_before).abs().max() > 0.01
     assert stale_days(copy_of_filled).days == ()
     assert fill(copy_of_filled, Request(stale=True))[0].published == ()
 
