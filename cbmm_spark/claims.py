@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import datetime as dt
 import logging
 import threading
@@ -17,6 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark import __version__
+from cbmm_spark.describe import describe_jobs
 from cbmm_spark.errors import ConflictError
 from cbmm_spark.owner import Owner, is_gone, this_process
 from cbmm_spark.runs import LATEST, RUN_TABLES, Run, RunKey, check_keys, is_of_runs, runs_of
@@ -292,7 +294,8 @@ class Heartbeat:
         self._lost = False
         self.beats = 0
         self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._work, name="renew claim", daemon=True)
+        context = contextvars.copy_context()  # commits of the thread say which command they belong to
+        self._thread = threading.Thread(target=context.run, args=(self._work,), name="renew claim", daemon=True)
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()
@@ -317,6 +320,7 @@ class Heartbeat:
             raise ConflictError(f"run {shown} stops: the day was taken over by a later run, or the run was ended")
 
     def _work(self) -> None:
+        describe_jobs(self._spark, f"cbmm-spark {', '.join(self._run_ids[:3])}: renew the claim")
         warehouse: Warehouse | None = None
         while not self._ended.wait(self._pause):
             try:

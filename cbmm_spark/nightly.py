@@ -319,6 +319,10 @@ class Night:
             return None
         if row["responses_version"] != self._warehouse.version("responses"):
             return None
+        scales = self._warehouse.look("run_scales")
+        frozen = F.col("items_from_run_id").isNotNull()  # a scoring against the items of another run is no fit
+        if scales is None or not scales.where((F.col("run_id") == row["run_id"]) & frozen).isEmpty():
+            return None
         return row["run_id"], today
 
     # ------------------------------------------------------------------------------------------------ only told

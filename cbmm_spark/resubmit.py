@@ -26,7 +26,7 @@ from cbmm_spark.quarantine import Reread
 from cbmm_spark.quarantine_table import Selection
 from cbmm_spark.readers import RawFrame, jsonl, read_source
 from cbmm_spark.readers.files import files_of
-from cbmm_spark.tables import Warehouse
+from cbmm_spark.tables import Warehouse, recorded
 
 _ISO = "yyyy-MM-dd'T'HH:mm:ss[.SSS][XXX]"  # how Spark writes a time into JSON
 _MODEL_AND_ITEM = ColumnsConfig(model=("model",), item=("item",), score=("score",))
@@ -92,6 +92,7 @@ class _Source:
     rows: int
 
 
+@recorded("resubmit")
 def resubmit(
     spark: SparkSession,
     warehouse: Warehouse,

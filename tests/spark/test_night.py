@@ -170,6 +170,12 @@ def test_what_is_published_from_the_same_is_not_scored_again(first: Place) -> No
     assert first.versions() == before
 
 
+def test_a_scoring_against_the_items_of_another_run_is_no_night(place: Place) -> None:
+    where = "scale = 'overall'"
+    place.warehouse.delta("run_scales").update(where, {"items_from_run_id": "'another'"})
+    assert place.night(plan=True, steps=("rescore",)).steps[2].outcome == "planned"
+
+
 def test_a_changed_file_is_read_again_and_only_it(first: Place, place: Place) -> None:
     old, new = first.root / "old.csv", first.root / "new"
     new.mkdir()
