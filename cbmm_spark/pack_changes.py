@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 
@@ -82,8 +82,9 @@ def changes_of(warehouse: Warehouse, first: int, last: int, config: PackConfig) 
         raise FeedMissingError(str(error)) from error
     layout = Layout((), config)
     columns = feed.withColumn("item_block", layout.item_block()).select(*COLUMN).distinct()
-    with persisted(columns) as kept:
-        try:
+    with ExitStack() as held:
+        try:  # keeping the frame plans it already
+            kept = held.enter_context(persisted(columns))
             extent = _extent(kept, config.items_per_block)
         except (PySparkException, Py4JJavaError) as error:
             why = _why_missing(error)
