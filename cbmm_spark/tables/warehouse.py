@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -502,7 +502,10 @@ def lacks_files(error: Exception) -> bool:
 
 def first_line(error: Exception) -> str:
     """The first telling line of a Spark error, without its SQLSTATE."""
-    message = error.getMessage() if isinstance(error, PySparkException) else None
+    message = None
+    if isinstance(error, PySparkException):
+        with suppress(Py4JJavaError):  # PySpark does not find the texts of all of Delta's conditions
+            message = error.getMessage()
     if isinstance(error, Py4JJavaError):
         message = str(error.java_exception.getMessage() or error.java_exception.getClass().getName())
     lines = [line.strip() for line in (message or str(error)).splitlines() if line.strip()]
