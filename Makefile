@@ -13,7 +13,7 @@ CLEAN_ENV := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup rescore test test-faults lint bench dist clean
+.PHONY: help setup rescore test test-faults test-pages lint bench dist clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -24,11 +24,15 @@ rescore: $(STAMPS)/jars
 
 ## make test         set up and run the whole test-suite (PYTEST_ARGS="-k config" for a part of it)
 test: $(STAMPS)/test $(STAMPS)/jars
-	@$(BIN)/python -m pytest -m "not faults" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not faults and not pages" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 ## make test-faults  the tests that kill drivers and executors
 test-faults: $(STAMPS)/test $(STAMPS)/jars
 	@$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
+
+## make test-pages   the commands of every page of docs/formats, from the first to a scored leaderboard
+test-pages: $(STAMPS)/test $(STAMPS)/jars
+	@$(BIN)/python -m pytest -m pages $(PYTEST_ARGS)
 
 ## make lint         ruff and mypy
 lint: $(STAMPS)/test

@@ -41,7 +41,7 @@ def test_every_format_has_its_page() -> None:
     assert all(len(programs(path.read_text(encoding="utf-8"))) == 1 for path in PAGES)
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_the_example_of_a_page_ends_in_a_scored_leaderboard(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], page: Path
