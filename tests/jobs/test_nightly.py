@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from deltalake import DeltaTable
 
 from tests.jobs.commands import Run
+
+pytestmark = pytest.mark.faults
 
 
 def test_a_night_is_one_command(console: Run, submit: Run, history: Path, tmp_path: Path) -> None:

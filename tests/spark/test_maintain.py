@@ -27,6 +27,9 @@ FIRST = dt.date(2026, 5, 11)
 CONFIG = dataclasses.replace(Config(), scales=ScalesConfig(per_benchmark=False), rescore=RescoreConfig(min_items=5))
 
 
+pytestmark = pytest.mark.faults
+
+
 def files(warehouse: Warehouse) -> dict[str, Counter[str]]:
     """Live files by table and folder, as delta-rs finds them."""
     there = {name: DeltaTable(warehouse.location(name)).file_uris() for name in SPECS if warehouse.exists(name)}

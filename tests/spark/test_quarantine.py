@@ -119,6 +119,7 @@ def _killed(*_arguments: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.faults
 def test_what_is_gone_is_read_from_quarantine_where_that_keeps_whole_rows(
     spark: SparkSession, warehouse: Warehouse, tmp_path: Path, again: Again
 ) -> None:
