@@ -8,7 +8,7 @@ read once more only where rows were refused or contradict each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -129,7 +129,9 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
     names = make_names(_valid(rows), sources, held)
     keys = held.enter_context(persisted(one_row_per_key(_hashed(_valid(observed), names))))
     all_valid = _count(keys)
-    seen = {name: int(watched.get[f"c{number}"]) for number, name in enumerate(conditions)}
+    # Spark forgets what it observed in a plan that turns out to be empty.
+    told = watched.get if all_valid.rows else _asked(source.frame, counted)
+    seen = {name: int(told[f"c{number}"]) for number, name in enumerate(conditions)}
     left_out = {name: count for name in LEFT_OUT if (count := seen.pop(name))}
     accepted, counts, undecidable = keys, all_valid, None
     if all_valid.disputed:
@@ -155,6 +157,12 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
         defaults={name: count for name, count in seen.items() if count},
         counts=counts,
     )
+
+
+def _asked(raw: DataFrame, counted: Sequence[Column]) -> Mapping[str, int]:
+    row = raw.agg(*counted).head()
+    assert row is not None
+    return row.asDict()
 
 
 def _narrow(judged: DataFrame) -> DataFrame:

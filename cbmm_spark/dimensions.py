@@ -20,9 +20,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.held import persisted
-from cbmm_spark.readers.files import session_settings
 from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
-from cbmm_spark.tables.warehouse import commit_note
 
 _ATTRIBUTES = ("content_hash",)
 """What a source may tell of a key besides its number; kept from when the key was first seen."""
@@ -128,5 +126,5 @@ def _widen(warehouse: Warehouse, dimension: Dimension, keys: DataFrame, metadata
             }
         )
     )
-    with session_settings(warehouse.spark, spark__databricks__delta__commitInfo__userMetadata=commit_note(metadata)):
+    with warehouse.noted(metadata):
         merge.execute()

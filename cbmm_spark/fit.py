@@ -13,18 +13,20 @@ partition order across them, in float64, so that the same input and layout give 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import astuple
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark import StorageLevel, TaskContext
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.blocks import ITEM_BLOCK_SCHEMA, join_tiles, read_block
 from cbmm_spark.describe import job_description
+from cbmm_spark.held import persisted
 from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.components import merge_labels
 from cbmm_spark.kernels.history import Moment, seen_by
@@ -44,6 +46,7 @@ from cbmm_spark.kernels.stage import (
     count_block,
     model_stage,
 )
+from cbmm_spark.settings import session_settings
 
 MODEL_CHUNK = 4096
 """Models whose sums are shuffled as one row."""
@@ -57,8 +60,10 @@ ITEMS = -3
 LABELS = -2
 """Chunk number of the row that carries every model's component."""
 
-BATCH_ROWS = 4
-"""Blocks handed to Python at once: a block of 1,024 items x 10,000 models is 2.5 MB."""
+ROWS_A_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+FEW_ROWS_A_BATCH = {"spark.sql.adaptive.enabled": "false", ROWS_A_BATCH: "4"}
+"""Settings while blocks go to Python: a few at once, for one of 1,024 items x 10,000 models is 2.5 MB."""
 
 TILE_COLUMNS = (
     "benchmark", "item_block", "item_start", "n_items", "model_start", "n_models", "encoding", "attempted", "solved",
@@ -100,28 +105,18 @@ class SparkBlocks:
         self.moments = dict(moments or {})
         self.benchmarks: list[str] = []
         self._blocks: DataFrame | None = None
-        self._restore: dict[str, str | None] = {}
+        self._held = ExitStack()
 
     def __enter__(self) -> Self:
-        self._set("spark.sql.adaptive.enabled", "false")
-        self._set("spark.sql.execution.arrow.maxRecordsPerBatch", str(BATCH_ROWS))
-        try:
-            self._blocks = self._bring_together()
-        except BaseException:
-            self.__exit__()
-            raise
+        with ExitStack() as held:  # which lets go of all if blocks cannot be brought together
+            held.enter_context(session_settings(self.spark, FEW_ROWS_A_BATCH))
+            self._blocks = held.enter_context(persisted(self._bring_together()))
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        if self._blocks is not None:
-            self._blocks.unpersist()
-            self._blocks = None
-        for key, value in self._restore.items():
-            if value is None:
-                self.spark.conf.unset(key)
-            else:
-                self.spark.conf.set(key, value)
-        self._restore.clear()
+        self._blocks = None
+        self._held.close()
 
     @property
     def blocks(self) -> DataFrame:
@@ -271,7 +266,7 @@ class SparkBlocks:
         return {name: self.moments[name] for name in scales if name in self.moments}
 
     def _bring_together(self) -> DataFrame:
-        """Give every item block to one partition, the costliest first to the least loaded, and cache it there."""
+        """Give every item block to one partition, the costliest first to the least loaded."""
         sizes = (
             self.tiles.groupBy("benchmark", "item_block")
             .agg(F.sum(F.col("n_items").cast("double") * F.col("n_models")).alias("cells"))
@@ -291,8 +286,7 @@ class SparkBlocks:
         together = tiles.repartitionById(self.partitions, "place").sortWithinPartitions(
             "benchmark", "item_block", "model_start"
         )
-        blocks = together.select(*TILE_COLUMNS).mapInArrow(_join, ITEM_BLOCK_DDL)
-        return blocks.persist(StorageLevel.MEMORY_AND_DISK)
+        return together.select(*TILE_COLUMNS).mapInArrow(_join, ITEM_BLOCK_DDL)
 
     def _job(
         self,
@@ -319,10 +313,6 @@ class SparkBlocks:
             table = shuffled.mapInArrow(model_partition, SUMS_SCHEMA).toArrow()
         rows = [(row["scale"], row["chunk"], np.frombuffer(row["payload"], dtype="<f8")) for row in table.to_pylist()]
         return sorted(rows, key=lambda row: (row[0], row[1]))
-
-    def _set(self, key: str, value: str) -> None:
-        self._restore[key] = self.spark.conf.get(key, None)
-        self.spark.conf.set(key, value)
 
 
 def _add_seen(block: Block, tasks: Sequence[ScaleTask], sums: dict[str, ScaleSums]) -> None:

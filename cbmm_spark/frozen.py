@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +24,7 @@ from cbmm_spark.config import RescoreConfig, SolverConfig
 from cbmm_spark.describe import job_description
 from cbmm_spark.errors import InputError, NotConvergedError
 from cbmm_spark.fit import (
-    BATCH_ROWS,
+    FEW_ROWS_A_BATCH,
     ITEM_BLOCK_DDL,
     SUMS_SCHEMA,
     TILE_COLUMNS,
@@ -42,6 +41,7 @@ from cbmm_spark.kernels.statistics import accuracy_loss, ranks_within
 from cbmm_spark.published_scale import ScaleLink
 from cbmm_spark.results import RunFits, RunKey, ability_rows
 from cbmm_spark.scales import Scales
+from cbmm_spark.settings import session_settings
 from cbmm_spark.tables import SPECS, Warehouse
 
 CHUNK_MODELS = 4096
@@ -324,7 +324,7 @@ def score_tiles(
     first, last = int(models[0]) + 1, int(models[-1]) + 1
     near = (F.col("model_start") <= last) & (F.col("model_start") + F.col("n_models") > first)
     description = f"cbmm-spark: score {models.size:,} models against fixed items"
-    with _few_rows_a_batch(spark), job_description(spark, description):
+    with session_settings(spark, FEW_ROWS_A_BATCH), job_description(spark, description):
         parts = (
             tiles.where(near)
             .select(*TILE_COLUMNS)
@@ -357,26 +357,6 @@ _PART_SCHEMA = pa.schema([pa.field("chunk", pa.int32()), *ITEM_BLOCK_SCHEMA])
 _RESULT_SCHEMA = pa.schema(
     [("scale", pa.string()), ("chunk", pa.int32()), ("source", pa.int32()), ("payload", pa.binary())]
 )
-
-
-@contextmanager
-def _few_rows_a_batch(spark: SparkSession) -> Iterator[None]:
-    """Hand tiles to Python a few at a time: one is megabytes."""
-    settings = {
-        "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS),
-        "spark.sql.adaptive.enabled": "false",
-    }
-    before = {key: spark.conf.get(key, None) for key in settings}
-    for key, value in settings.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            if old is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, old)
 
 
 # ------------------------------------------------------------------------------------------------ what is read

@@ -26,14 +26,15 @@ from cbmm_spark.merge import commit_batch
 from cbmm_spark.preflight import absolute
 from cbmm_spark.quarantine import Reread, keep_refused
 from cbmm_spark.readers import RawFrame, ReadOptions, read_source
-from cbmm_spark.readers.files import reading, session_settings
+from cbmm_spark.readers.files import reading
 from cbmm_spark.responses import validate
+from cbmm_spark.settings import session_settings
 from cbmm_spark.tables import Warehouse, add_provenance, recorded
 
 __all__ = ["Example", "Given", "IngestReport", "ingest", "take_in"]
 
 # A generated method of more bytes is not compiled by the JVM; Spark then does better with many small ones.
-_LIMITS = {"spark__sql__codegen__hugeMethodLimit": "8000"}
+_LIMITS = {"spark.sql.codegen.hugeMethodLimit": "8000"}
 
 _UTC_NAMES = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 
@@ -176,7 +177,7 @@ def take_in(
     add_provenance(ingest_id=ingest_id)
     with ExitStack() as held:
         describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: read {given.path}")
-        with reading(given.path), session_settings(spark, **_LIMITS):
+        with reading(given.path), session_settings(spark, _LIMITS):
             batch = make_batch(raw, rules, given.path, held)
         describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: check")
         warnings = check_batch(warehouse, batch, rules.checks)

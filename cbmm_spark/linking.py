@@ -8,26 +8,27 @@ has the equations, docs/decisions/0042-linking.md the reasons.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.arrow_groups import groups
 from cbmm_spark.config import LinkingConfig, RescoreConfig
 from cbmm_spark.describe import job_description
 from cbmm_spark.errors import GateError, InputError
+from cbmm_spark.fit import ROWS_A_BATCH
 from cbmm_spark.kernels.linking import PROBABILITIES, Bank, Link, link_items, quantiles
 from cbmm_spark.kernels.loop import ScaleFit
 from cbmm_spark.kernels.model import F64, Gauge, standard_gauge
 from cbmm_spark.published_scale import ScaleLink, ordinary_abilities
 from cbmm_spark.results import RunFits, on_scale
 from cbmm_spark.scales import Scales
+from cbmm_spark.settings import session_settings
 from cbmm_spark.tables import Warehouse
 
 NEW = "new"
@@ -74,6 +75,9 @@ class _Common:
     def n_anchors(self) -> int:
         return 0 if self.link is None else int(self.link.anchors.sum())
 
+
+USUAL_BATCHES = {ROWS_A_BATCH: None}
+"""Settings while rows are collected: a fit has set a few a batch, for blocks of megabytes."""
 
 _NOTHING = _Common(None, 0, 0, pa.array([], pa.string()), np.zeros(0, dtype=np.int64))
 
@@ -325,7 +329,7 @@ class ItemReader:
         if not there:
             return found
         description = "cbmm-spark: read the items of earlier runs to link to"
-        with job_description(self.warehouse.spark, description), _usual_batches(self.warehouse.spark):
+        with job_description(self.warehouse.spark, description), session_settings(self.warehouse.spark, USUAL_BATCHES):
             rows = self._items(there)
             distributions = self._abilities(there)
         for name, table in rows.items():
@@ -418,19 +422,6 @@ class ItemReader:
             link = link_items(old, new, self.linking.method, least)
         numbers = kept["item_index"].to_numpy().astype(np.int64)
         return _Common(link, usable, int(both.size), kept["benchmark"].combine_chunks(), numbers)
-
-
-@contextmanager
-def _usual_batches(spark: SparkSession) -> Iterator[None]:
-    """Collect rows in batches of the usual size: a fit has set a few, of blocks of megabytes."""
-    key = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    before = spark.conf.get(key, None)
-    spark.conf.unset(key)
-    try:
-        yield
-    finally:
-        if before is not None:
-            spark.conf.set(key, before)
 
 
 def _floats(table: pa.Table, column: str) -> F64:

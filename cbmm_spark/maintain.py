@@ -22,8 +22,8 @@ from cbmm_spark.config import Config
 from cbmm_spark.describe import describe_jobs
 from cbmm_spark.errors import CbmmError
 from cbmm_spark.output import Progress
-from cbmm_spark.readers.files import session_settings
 from cbmm_spark.retention import apply_retention
+from cbmm_spark.settings import session_settings
 from cbmm_spark.tables import SPECS, Warehouse, recorded
 from cbmm_spark.text_table import duration, text_table
 
@@ -177,10 +177,10 @@ def _number(value: Any) -> Any:
 def _optimize(warehouse: Warehouse, config: Config, report: MaintainReport, progress: Progress) -> str:
     rules = config.maintain
     settings = {
-        "spark__databricks__delta__optimize__minFileSize": str(rules.small_file_mb * _MB),
-        "spark__databricks__delta__optimize__maxFileSize": str(rules.large_file_mb * _MB),
+        "spark.databricks.delta.optimize.minFileSize": str(rules.small_file_mb * _MB),
+        "spark.databricks.delta.optimize.maxFileSize": str(rules.large_file_mb * _MB),
     }
-    with session_settings(warehouse.spark, **settings):
+    with session_settings(warehouse.spark, settings):
         for table in _present(warehouse, report):
             with _one_by_one(table, report):
                 if report.dry_run:
@@ -197,10 +197,10 @@ def _vacuum(warehouse: Warehouse, config: Config, report: MaintainReport, progre
     hours = config.maintain.vacuum_hours
     for table in _present(warehouse, report):
         logged = str(table.table not in VERSIONED).lower()
-        settings = {"spark__databricks__delta__vacuum__logging__enabled": logged}
+        settings = {"spark.databricks.delta.vacuum.logging.enabled": logged}
         with (
             _one_by_one(table, report),
-            session_settings(warehouse.spark, **settings),
+            session_settings(warehouse.spark, settings),
             warehouse.noted({"step": "vacuum"}),
         ):
             table.vacuumed = warehouse.vacuum(table.table, hours, report.dry_run)

@@ -22,8 +22,8 @@ from cbmm_spark import dimensions
 from cbmm_spark.batch import Batch, first_key, key_in_words
 from cbmm_spark.errors import InputError
 from cbmm_spark.held import persisted
-from cbmm_spark.readers.files import session_settings
 from cbmm_spark.responses import HASHED_KEY, KEY
+from cbmm_spark.settings import session_settings
 from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
 from cbmm_spark.tables.warehouse import commit_note
 
@@ -118,13 +118,13 @@ def merge_settings(spark: SparkSession, note: Mapping[str, str], *, insert_only:
     (DELTA_MERGE_SOURCE_CACHED_DURING_EXECUTION).
     """
     settings = {
-        "spark__databricks__delta__commitInfo__userMetadata": commit_note(note),
-        "spark__databricks__delta__merge__repartitionBeforeWrite__enabled": "false",
-        "spark__sql__parquet__outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.databricks.delta.commitInfo.userMetadata": commit_note(note),
+        "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     }
     if insert_only:
-        settings["spark__databricks__delta__merge__materializeSource"] = "none"
-    with session_settings(spark, **settings):
+        settings["spark.databricks.delta.merge.materializeSource"] = "none"
+    with session_settings(spark, settings):
         yield
 
 

@@ -282,20 +282,3 @@ def _parquet_columns(spark: SparkSession, path: str) -> Sequence[str]:
             if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
                 raise
             return tuple(spark.read.options(recursiveFileLookup="true", **ANY_NAME).parquet(path).columns)
-
-
-@contextmanager
-def session_settings(spark: SparkSession, **settings: str) -> Iterator[None]:
-    """Set Spark SQL settings (dots written as two underscores) for a block, and put the old values back."""
-    named = {name.replace("__", "."): value for name, value in settings.items()}
-    before = {name: spark.conf.get(name, None) for name in named}
-    try:
-        for name, value in named.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)

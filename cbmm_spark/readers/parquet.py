@@ -9,7 +9,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, assign_roles, canonical, row_as_json
 from cbmm_spark.readers.delimited import looks_long
-from cbmm_spark.readers.files import ANY_NAME, reading, session_settings
+from cbmm_spark.readers.files import ANY_NAME, reading
+from cbmm_spark.settings import session_settings
 
 
 def _detect(sample: Sample) -> str | None:
@@ -22,7 +23,7 @@ def frame_of(spark: SparkSession, sample: Sample) -> DataFrame:
     # A folder `model=007` must not become the number 7; files with other columns must not lose them in silence.
     with (
         reading(sample.path),
-        session_settings(spark, spark__sql__sources__partitionColumnTypeInference__enabled="false"),
+        session_settings(spark, {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}),
     ):
         return spark.read.options(**ANY_NAME).option("mergeSchema", "true").parquet(sample.path)
 

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from pyspark.sql.types import StructType
 
 from cbmm_spark.errors import ConfigError, InputError
+from cbmm_spark.settings import session_settings
 from cbmm_spark.tables.address import Address
 from cbmm_spark.tables.catalogue import SPECS
 from cbmm_spark.tables.ddl import add_columns_statement, after_adding_statements, create_statement
@@ -345,15 +346,8 @@ class Warehouse:
     @contextmanager
     def noted(self, metadata: Mapping[str, Any]) -> Iterator[None]:
         """Give the commits made inside (MERGE, UPDATE, DELETE of `delta`) their ``userMetadata``."""
-        before = self.spark.conf.get(_NOTE_SETTING, None)
-        self.spark.conf.set(_NOTE_SETTING, commit_note(metadata))
-        try:
+        with session_settings(self.spark, {_NOTE_SETTING: commit_note(metadata)}):
             yield
-        finally:
-            if before is None:
-                self.spark.conf.unset(_NOTE_SETTING)
-            else:
-                self.spark.conf.set(_NOTE_SETTING, before)
 
     def _write(
         self,

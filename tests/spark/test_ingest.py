@@ -146,6 +146,29 @@ def test_attempts_are_kept_or_one_counts_by_the_rule(spark: SparkSession, wareho
     assert not (tmp_path / "error").exists()
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "delta"])
+def test_an_input_without_an_acceptable_row(
+    spark: SparkSession, warehouse: Warehouse, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"bad.{suffix}"
+    rows = pd.DataFrame({"model": ["m", "m", ""], "item": ["i", "j", "k"], "score": ["maybe", "?", "resolved"]})
+    if suffix == "csv":
+        rows.to_csv(path, index=False)
+    elif suffix == "jsonl":
+        rows.to_json(path, orient="records", lines=True)
+    elif suffix == "parquet":
+        rows.to_parquet(path)
+    else:
+        spark.createDataFrame(rows).write.format("delta").save(str(path))
+    report = ingest(spark, warehouse, Config(), str(path))
+    check(report)
+    assert (report.read, report.accepted) == (3, 0)
+    assert report.quarantined == {"missing_model": 1, "unreadable_score": 2}
+    assert report.defaults["status 'resolved' taken as score 1 (ingest.status)"] == 1
+    assert warehouse.read("quarantine").count() == 3
+    assert warehouse.read("responses").isEmpty()
+
+
 def test_names_of_one_hash_are_told_apart(take: Take, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """With another salt: as if models, items and files had the bad luck of one hash."""
     salts = set()
