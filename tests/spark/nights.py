@@ -62,13 +62,19 @@ def assert_as_rebuilt(warehouse: Warehouse, config: PackConfig) -> None:
     responses = warehouse.read("responses")
     stored = warehouse.read("response_blocks").drop("responses_version")
     blocks = stored_blocks(stored)
-    order = ("benchmark", "item_block", "model_start")
     rebuilt = tiles_of(responses, blocks[-1].end, config, 0, blocks).drop("responses_version")
-    assert stored.orderBy(*order).collect() == rebuilt.orderBy(*order).collect()
+    _assert_same(stored.collect(), rebuilt.collect(), ("benchmark", "item_block", "model_start"))
     meant = model_benchmarks(responses)
     counts = warehouse.read("model_benchmarks").select(*meant.columns)
-    order = ("model_index", "benchmark")
-    assert counts.orderBy(*order).collect() == meant.orderBy(*order).collect()
+    _assert_same(counts.collect(), meant.collect(), ("model_index", "benchmark"))
+
+
+def _assert_same(found: list[Any], meant: list[Any], key: tuple[str, ...]) -> None:
+    """Rows are the same, order aside; says which ones differ, not how (pytest would compare the bytes in words)."""
+    left, right = ({tuple(row[name] for name in key): row.asDict() for row in rows} for rows in (found, meant))
+    assert len(left) == len(found), "a key is there twice"
+    differing = sorted(name for name in left.keys() | right.keys() if left.get(name) != right.get(name))
+    assert not differing, f"{len(differing)} of {len(right)} rows differ, the first: {differing[0]}"
 
 
 def files_of(warehouse: Warehouse, name: str) -> set[str]:
