@@ -24,7 +24,7 @@ from cbmm_spark.readers.base import FIRST_ATTEMPT, RawFrame, Reader, ReadOptions
 from cbmm_spark.readers.files import reading, whole_files
 from cbmm_spark.readers.items import read_items
 from cbmm_spark.readers.logs import cut, decoded, raw_frame
-from cbmm_spark.readers.swe_bench import day_of, model_of
+from cbmm_spark.readers.swe_bench import dated_by_name, day_of, model_of
 
 WORDS: Mapping[str, str] = MappingProxyType(
     {
@@ -148,9 +148,7 @@ def _canonical(told: DataFrame, model: str | None, benchmark: str) -> DataFrame:
 def _defaults() -> dict[str, Column]:
     by = F.coalesce(F.col("_by"), F.lit(""))
     return {
-        "evaluated_at by the date that the name of the file or folder begins with": F.col(
-            "evaluated_at_raw"
-        ).isNotNull(),
+        **dated_by_name(),
         "not listed in a file that lists what was not solved: resolved": by == "resolved",
         "not listed in a file that lists what was solved: unresolved": by == "unresolved",
         "not listed in a file that lists both or neither: no verdict": by == "none",

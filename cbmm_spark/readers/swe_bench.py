@@ -108,9 +108,7 @@ def _notes(options: ReadOptions, left_out: int) -> tuple[str, ...]:
 def _defaults() -> dict[str, Column]:
     by = F.coalesce(F.col("_by"), F.lit(""))
     return {
-        "evaluated_at by the date that the name of the file or folder begins with": F.col(
-            "evaluated_at_raw"
-        ).isNotNull(),
+        **dated_by_name(),
         "in no list, and the file does not tell what was submitted or unresolved: unresolved": by == _UNLISTED,
         "submitted, and in no other list: unresolved": by == _SUBMITTED_ONLY,
         "in no list of a file that tells what was submitted or unresolved: no verdict": by == _NOT_SUBMITTED,
@@ -168,6 +166,12 @@ def day_of(name: Column) -> Column:
     """Return the day that a name begins with, as in 20250805_name; null where these are no date."""
     digits = F.regexp_extract(name, "^((19|20)[0-9]{6})[_-]", 1)
     return F.when(digits != "", F.try_to_timestamp(digits, F.lit("yyyyMMdd"))).cast("timestamp")
+
+
+def dated_by_name() -> dict[str, Column]:
+    """Return the default that `day_of` is, and the rows it was applied to."""
+    return {"evaluated_at by the date that the name of the file or folder begins with":
+            F.col("evaluated_at_raw").isNotNull()}  # fmt: skip
 
 
 def _ids(keys: tuple[str, ...]) -> Column:
