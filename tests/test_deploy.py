@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cbmm_spark import cli
+from cbmm_spark import arguments
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 
@@ -45,7 +45,7 @@ def test_every_template_starts_a_night() -> None:
 
 @pytest.mark.parametrize(("where", "command"), COMMANDS)
 def test_the_command_is_one_that_there_is(where: str, command: list[str]) -> None:
-    given = cli.build_parser().parse_args(command)
+    given = arguments.build_parser().parse_args(command)
     assert given.config.endswith("night.toml")
     assert given.output == "json"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cbmm_spark import cli, maintain, nightly
+from cbmm_spark import arguments, maintain, nightly
 from cbmm_spark.config import Config, NightlyConfig, SolverConfig, SourceConfig
 from cbmm_spark.errors import CbmmError, ConflictError, InputError, NotConvergedError
 from cbmm_spark.ingest import IngestReport
@@ -104,8 +104,8 @@ def test_a_night_is_sources_in_their_order_then_packing_then_the_score(stage: St
 
 
 def test_the_steps_known_to_the_command_line_are_those_that_there_are() -> None:
-    assert cli.NIGHT_STEPS == nightly.STEPS
-    assert cli.MAINTAIN_STEPS == maintain.STEPS
+    assert arguments.NIGHT_STEPS == nightly.STEPS
+    assert arguments.MAINTAIN_STEPS == maintain.STEPS
 
 
 @pytest.mark.parametrize(
