@@ -7,37 +7,33 @@ import datetime as dt
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.claims import Heartbeat, Terms, check_free, start_runs
-from cbmm_spark.config import Config, PackConfig, RescoreConfig
+from cbmm_spark.config import Config, RescoreConfig
 from cbmm_spark.dates import Every, dates_between
 from cbmm_spark.describe import describe_jobs, job_description
 from cbmm_spark.errors import CbmmError, GateError, InputError, NotConvergedError
 from cbmm_spark.faultpoints import faultpoint
 from cbmm_spark.fit import default_parallelism
-from cbmm_spark.fits import check_connected, fit_scales, not_converged
+from cbmm_spark.fits import check_connected, fit_scales
 from cbmm_spark.gates import judge_alone
 from cbmm_spark.history import (
     Evaluated,
-    States,
     check_dates,
     evaluations,
-    history_tiles,
-    moments_of,
     small_enough,
     states_of,
     steps_frame,
     with_step,
 )
 from cbmm_spark.history_blocks import HistoryBlocks
+from cbmm_spark.history_fits import Ended, History, Voice
 from cbmm_spark.history_link import LinkedHistory, link_history
-from cbmm_spark.history_plan import Plan, plan_fits
-from cbmm_spark.kernels.history import Moment
+from cbmm_spark.history_plan import plan_fits
 from cbmm_spark.kernels.loop import ScaleFit
 from cbmm_spark.listener import Clock, Listener
 from cbmm_spark.pack import n_models
@@ -49,9 +45,6 @@ from cbmm_spark.scale_flags import scale_flags
 from cbmm_spark.scales import Scales
 from cbmm_spark.stale import stale_days
 from cbmm_spark.tables import SPECS, Warehouse, add_provenance, recorded
-
-Ended = tuple[Literal["failed", "not_converged", "gate"], str]
-"""How a run ended that is not published, and why; a gate that failed is the status ``failed`` in `runs`."""
 
 _UNLINKED = (
     "none of the day's scales can be compared with the reference, not published; lower linking.min_anchors, or give "
@@ -418,7 +411,7 @@ class _Job:
         if not wanted:
             return {}, refused
         scales = Scales(wanted, {name: name for name in wanted})
-        voice = _Voice(self.listener, history.voices())
+        voice = Voice(self.listener, history.voices())
         key = RunKey(self.stamp, history.keys[-1].scored_on)
         fits = fit_scales(blocks, scales, self.config.solver, total, None, key, voice, check=claim.check, counts=counts)
         return fits, refused
@@ -493,86 +486,6 @@ class _Job:
 
 RESULTS = ("abilities", "item_parameters", "runs", "run_scales", "run_iterations", "latest_abilities",
            "latest_item_parameters")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class History:
-    """What the fits of a history are made from."""
-
-    responses: DataFrame
-    version: int
-    stepped: DataFrame
-    steps: DataFrame
-    states: States
-    plan: Plan
-    keys: list[RunKey]
-
-    def moments(self) -> dict[str, Moment]:
-        """Return the date at which each fit sees the blocks, by name."""
-        found = moments_of(self.states, {number for _, number in self.plan.fits.values()})
-        return {name: found[number] for name, (_, number) in self.plan.fits.items()}
-
-    def tiles(self, pack: PackConfig) -> DataFrame:
-        """Return the tiles of all states, cached: they are read twice."""
-        found = history_tiles(self.responses, self.steps, self.states, pack, self.version)
-        return found.persist(StorageLevel.MEMORY_AND_DISK)
-
-    def evaluations(self) -> DataFrame:
-        """Return who was evaluated on what, by step."""
-        return self.stepped.select(
-            "benchmark", "model_index", "model_id", "step", "first_evaluated_at", "last_evaluated_at"
-        )
-
-    def voices(self) -> dict[str, tuple[str, str]]:
-        """Return by fit the first run and scale that show it."""
-        found: dict[str, tuple[str, str]] = {}
-        for planned, key in zip(self.plan.dates, self.keys, strict=True):
-            for scale, name in planned.source.items():
-                found.setdefault(name, (key.run_id, scale))
-        return found
-
-    def runs(
-        self, fits: Mapping[str, ScaleFit], refused: Mapping[str, str], iterations: int
-    ) -> tuple[list[RunFits], dict[str, Ended]]:
-        """Return the runs of all dates that were fitted, and by run how those ended that are not to publish."""
-        runs: list[RunFits] = []
-        failed: dict[str, Ended] = {}
-        for planned, key in zip(self.plan.dates, self.keys, strict=True):
-            why = [refused[name] for name in planned.source.values() if name in refused]
-            if why:
-                failed[key.run_id] = ("failed", why[0])
-                continue
-            own = {scale: fits[name] for scale, name in planned.source.items()}
-            runs.append(RunFits(key, planned.scales, own, date=planned.number))
-            unconverged = [scale for scale, fit in own.items() if not fit.converged]
-            if unconverged:
-                failed[key.run_id] = ("not_converged", not_converged(own, unconverged, iterations))
-        return runs, failed
-
-
-@dataclass(frozen=True)
-class _Voice:
-    """Tells of a fit's iterations under the run and scale that show it first."""
-
-    listener: Listener
-    shown: Mapping[str, tuple[str, str]]
-
-    def iteration(
-        self,
-        run_id: str,
-        scale: str,
-        iteration: int,
-        objective: float,
-        max_ability_change: float | None,
-        seconds: float,
-    ) -> None:
-        """See `Listener`."""
-        run_id, name = self.shown[scale]
-        self.listener.iteration(run_id, name, iteration, objective, max_ability_change, seconds)
-
-    def event(self, name: str, **fields: Any) -> None:
-        """See `Listener`."""
-        self.listener.event(name, **fields)
 
 
 def _saved(fit: ScaleFit) -> tuple[bytes, bytes]:

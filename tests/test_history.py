@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbmm_spark.backfill import History
 from cbmm_spark.config import PackConfig, RescoreConfig, ScalesConfig
 from cbmm_spark.dates import dates_between, parse_dates
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.history import Evaluated, check_dates, small_enough
 from cbmm_spark.history_blocks import PASS_NUMBERS, portions
+from cbmm_spark.history_fits import History
 from cbmm_spark.history_link import Standing, links_by_models, only, shown_standing
 from cbmm_spark.history_plan import plan_fits
 from cbmm_spark.kernels.dense import fit_blocks
