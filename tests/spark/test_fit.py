@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.spark_common import plan_sizes
 from cbmm_spark.config import RescoreConfig, ScalesConfig, SolverConfig
+from cbmm_spark.describe import describe_jobs
 from cbmm_spark.fit import SparkBlocks
 from cbmm_spark.fits import fit_scales, loop_options
 from cbmm_spark.kernels.dense import Penalty, fit_blocks, item_solution
@@ -140,13 +141,21 @@ def test_the_plan_does_not_grow(spark: SparkSession, parts: dict[str, Matrix]) -
 # ------------------------------------------------------------------------------------- what is left behind
 @pytest.fixture
 def untouched(spark: SparkSession) -> Iterator[None]:
-    """Cached data and session settings are afterwards what they were before."""
+    """Cached data, session settings and the description of jobs are afterwards what they were before."""
     keys = ("spark.sql.adaptive.enabled", "spark.sql.execution.arrow.maxRecordsPerBatch")
-    jsc = spark.sparkContext._jsc
-    before = ({key: spark.conf.get(key, None) for key in keys}, set(jsc.getPersistentRDDs().keySet()))
+    context = spark.sparkContext
+
+    def seen() -> tuple[dict[str, str | None], set[int], str | None]:
+        settings = {key: spark.conf.get(key, None) for key in keys}
+        described = context.getLocalProperty("spark.job.description")
+        return settings, set(context._jsc.getPersistentRDDs().keySet()), described
+
+    # Delta describes its own jobs and leaves whatever it found before them, or "" in place of nothing.
+    describe_jobs(spark, "what ran before")
+    before = seen()
     yield
-    assert ({key: spark.conf.get(key, None) for key in keys}, set(jsc.getPersistentRDDs().keySet())) == before
-    assert spark.sparkContext.getLocalProperty("spark.job.description") is None
+    assert seen() == before
+    describe_jobs(spark, None)
 
 
 @pytest.mark.usefixtures("untouched")
