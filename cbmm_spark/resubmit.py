@@ -180,7 +180,8 @@ def _given(source: str, kept: Mapping[str, str] | None, instead: Mapping[str, st
 
 def _by_itself(source: str) -> str:
     """A file as an input: the name of a file that Spark tells is a URI, and a pattern takes some letters otherwise."""
-    return re.sub(r"([*?\[\]{}\\])", r"\\\1", unquote(source) if "://" in source else source)
+    plain = unquote(source) if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", source) else source
+    return re.sub(r"([*?\[\]{}\\])", r"\\\1", plain)
 
 
 def _by_input(sources: Sequence[_Source]) -> dict[Given, list[_Source]]:

@@ -30,16 +30,29 @@ SHARED_DATA = ROOT.parent / "shared" / "data"
 # through spark-submit or start a cluster.
 NO_CODEGEN = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
 
-# Hundreds of small plans: the optimising compiler takes half of all processor time and never earns it back. Without it
-# the JVM sets 48 MB aside for compiled code instead of 240; a full one stops compiling and says so on standard error.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+# Two sessions on two cores: a collector that marks beside the program takes a quarter of their processor time.
+SERIAL_JVM = "-XX:+UseSerialGC"
+
+# For a JVM of a minute: the optimising compiler never earns its time back. Without it the JVM sets 48 MB aside for
+# compiled code instead of 240; a full one stops compiling and says so on standard error.
+QUICK_JVM = f"{SERIAL_JVM} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+
+# What Spark keeps for its pages grows to most of the heap over thousands of small jobs, and nobody looks at it.
+SHORT_MEMORY = {
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "500",
+    "spark.sql.ui.retainedExecutions": "20",
+    "spark.ui.liveUpdate.period": "-1",
+}
 
 TEST_SPARK = {
     "spark.sql.shuffle.partitions": "3",
     "spark.default.parallelism": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.maxResultSize": "512m",
-    "spark.driver.extraJavaOptions": QUICK_JVM,
+    **SHORT_MEMORY,
+    "spark.driver.extraJavaOptions": SERIAL_JVM,
     **NO_CODEGEN,
 }
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cbmm_spark import cli, publish, rescore, session
+from cbmm_spark import cli, fits, publish, rescore, session
 from tests.faults.driver import attached
 
 TOGETHER = 2
@@ -53,7 +53,7 @@ def at_point(point: str, action: Callable[[], None]) -> None:
             done.append(name)
             action()
 
-    for module in (rescore, publish):
+    for module in (rescore, fits, publish):
         module.faultpoint = passed  # type: ignore[attr-defined]
 
 
