@@ -39,10 +39,10 @@ QUICK_JVM = f"{SERIAL_JVM} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240
 
 # What Spark keeps for its pages grows to most of the heap over thousands of small jobs, and nobody looks at it.
 SHORT_MEMORY = {
-    "spark.ui.retainedJobs": "50",
-    "spark.ui.retainedStages": "50",
-    "spark.ui.retainedTasks": "500",
-    "spark.sql.ui.retainedExecutions": "20",
+    "spark.ui.retainedJobs": "500",
+    "spark.ui.retainedStages": "500",
+    "spark.ui.retainedTasks": "5000",
+    "spark.sql.ui.retainedExecutions": "500",
     "spark.ui.liveUpdate.period": "-1",
 }
 
