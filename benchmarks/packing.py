@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from benchmarks.common import ITEMS_PER_BLOCK, report
-from benchmarks.spark_common import session
+from benchmarks.spark_common import last_query, session, spent
 from cbmm_spark.config import Config
 from cbmm_spark.pack import pack
 from cbmm_spark.tables import SPECS, Warehouse
@@ -37,6 +37,9 @@ def run(rows: int = ROWS) -> None:
         for _ in range(REPEATS):  # in turn, for the machine may be shared
             shuffle = min(shuffle, _seconds(lambda: _shuffle(warehouse)))
             full = min(full, _seconds(lambda: _packed_anew(spark, warehouse)))
+        before = last_query(spark)
+        _packed_anew(spark, warehouse)
+        queries = sum(count for count, _ in spent(spark, before, ()).values())
         new = max(1, models // 100)
         night = float("inf")
         for number in range(REPEATS):
@@ -50,6 +53,7 @@ def run(rows: int = ROWS) -> None:
             "full pack M/s": size / full / 1e6,
             "pack / shuffle": full / shuffle,
             "full pack s": full,
+            "queries": queries,
             "night of 1 % s": night,
             "night / full": night / full,
         }

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,37 @@ def fit_stored(
     return {fit.name: fit for fit in fits}, seconds
 
 
+def _queries(spark: SparkSession) -> list[Any]:
+    """What Spark tells of each query it still remembers, in order."""
+    listed = spark._jsparkSession.sharedState().statusStore().executionsList()
+    return [listed.apply(number) for number in range(listed.size())]
+
+
+def last_query(spark: SparkSession) -> int:
+    """Return the number of the last query so far."""
+    return max((query.executionId() for query in _queries(spark)), default=-1)
+
+
+def spent(spark: SparkSession, after: int, steps: Sequence[str]) -> dict[str, tuple[int, float]]:
+    """Return the queries that came after one and the seconds of their jobs, by the step their description names."""
+    store = spark.sparkContext._jsc.sc().statusStore()
+    found = dict.fromkeys((*steps, "other"), (0, 0.0))
+    for query in _queries(spark):
+        if query.executionId() <= after:
+            continue
+        step = next((step for step in steps if f": {step}" in str(query.description())), "other")
+        seconds = 0.0
+        for number in str(query.jobs().keys().mkString(" ")).split():
+            job = store.job(int(number))
+            seconds += (job.completionTime().get().getTime() - job.submissionTime().get().getTime()) / 1000
+        count, total = found[step]
+        found[step] = (count + 1, total + seconds)
+    return found
+
+
 def plan_sizes(spark: SparkSession, text: str) -> list[int]:
     """Return how many lines the physical plan of each query has whose description begins with a text, in order."""
-    listed = spark._jsparkSession.sharedState().statusStore().executionsList()
-    queries = [listed.apply(number) for number in range(listed.size())]
-    found = [query for query in queries if str(query.description()).startswith(text)]
+    found = [query for query in _queries(spark) if str(query.description()).startswith(text)]
     return [len(str(query.physicalPlanDescription()).splitlines()) for query in found]
 
 

@@ -173,12 +173,12 @@ def _given(source: str, kept: Mapping[str, str] | None, instead: Mapping[str, st
     """How to read a source: as its ingest did; of an ingest that did not end by itself, if its format is given now."""
     if kept is None and "format" not in instead:
         return None
-    told = {**(kept or {"input": _by_itself(source)}), **instead}
+    told = {**(kept or {"input": by_itself(source)}), **instead}
     names = ("benchmark", "model", "items", "mapping")
     return Given(told["input"], told.get("format", "auto"), **{name: told.get(name) for name in names})
 
 
-def _by_itself(source: str) -> str:
+def by_itself(source: str) -> str:
     """A file as an input: the name of a file that Spark tells is a URI, and a pattern takes some letters otherwise."""
     plain = unquote(source) if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", source) else source
     return re.sub(r"([*?\[\]{}\\])", r"\\\1", plain)

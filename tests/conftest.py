@@ -30,14 +30,16 @@ SHARED_DATA = ROOT.parent / "shared" / "data"
 # through spark-submit or start a cluster.
 NO_CODEGEN = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
 
-# Two sessions on two cores: a collector that marks beside the program takes a quarter of their processor time.
+# Two sessions on two cores: a collector that marks beside the program takes a sixth of their processor time, and in a
+# session of many minutes the optimising compiler is worth its own.
 SERIAL_JVM = "-XX:+UseSerialGC"
 
 # For a JVM of a minute: the optimising compiler never earns its time back. Without it the JVM sets 48 MB aside for
 # compiled code instead of 240; a full one stops compiling and says so on standard error.
 QUICK_JVM = f"{SERIAL_JVM} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 
-# What Spark keeps for its pages grows to most of the heap over thousands of small jobs, and nobody looks at it.
+# What Spark keeps for its pages: after thousands of small jobs that is 170,000 tasks that nobody looks at. Tests of
+# plans and jobs look back at fewer than these.
 SHORT_MEMORY = {
     "spark.ui.retainedJobs": "500",
     "spark.ui.retainedStages": "500",

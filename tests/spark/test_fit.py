@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.spark_common import plan_sizes
 from cbmm_spark.config import RescoreConfig, ScalesConfig, SolverConfig
-from cbmm_spark.describe import describe_jobs
+from cbmm_spark.describe import job_description
 from cbmm_spark.fit import SparkBlocks
 from cbmm_spark.fits import fit_scales, loop_options
 from cbmm_spark.kernels.dense import Penalty, fit_blocks, item_solution
@@ -151,11 +151,10 @@ def untouched(spark: SparkSession) -> Iterator[None]:
         return settings, set(context._jsc.getPersistentRDDs().keySet()), described
 
     # Delta describes its own jobs and leaves whatever it found before them, or "" in place of nothing.
-    describe_jobs(spark, "what ran before")
-    before = seen()
-    yield
-    assert seen() == before
-    describe_jobs(spark, None)
+    with job_description(spark, "what ran before"):
+        before = seen()
+        yield
+        assert seen() == before
 
 
 @pytest.mark.usefixtures("untouched")

@@ -16,6 +16,7 @@ from cbmm_spark.config import Config, IngestConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.ingest import IngestReport, ingest
 from cbmm_spark.quarantine_table import Selection, drop_refused, list_refused
+from cbmm_spark.readers.files import files_of, lines_of
 from cbmm_spark.resubmit import Resubmitted, resubmit
 from cbmm_spark.tables import Warehouse
 
@@ -113,6 +114,22 @@ def test_how_to_read_the_files_of_an_ingest_that_did_not_end_is_asked(
     done = again(status={"won": 1.0}, format="jsonl", benchmark="quiz")
     assert (done.removed, done.left) == (1, ())
     assert {row["benchmark"] for row in warehouse.read("responses").collect()} == {"quiz"}
+
+
+def test_a_file_of_any_name_is_found_by_what_it_is_called_in_quarantine(spark: SparkSession, tmp_path: Path) -> None:
+    """Every character that a pattern or a URI takes otherwise: the file itself is found, and no other."""
+    folder = tmp_path / "n"
+    folder.mkdir()
+    for sign in "[]{}*?%#+,;&=@!$'()~^|<>\"` \u00e9\u4e2d:":
+        (folder / f"a{sign}b.jsonl").write_text("{}\n", encoding="utf-8")
+    for name in ("a%20b", "a[1]b", "a{x,y}b", "axb", "ayb", "a1b"):
+        (folder / f"{name}.jsonl").write_text("{}\n", encoding="utf-8")
+    sources = [row["source"] for row in lines_of(spark, str(folder)).select("source").collect()]
+    assert len(set(sources)) == len(list(folder.iterdir()))
+    for source in sources:
+        found = files_of(spark, module.by_itself(source))
+        assert source in found
+        assert len(found) <= 2, f"{source} stands for more than one file: {sorted(found)}"
 
 
 def _killed(*_arguments: Any) -> None:
