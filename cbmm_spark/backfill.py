@@ -138,6 +138,14 @@ class BackfillReport:
             found += [f"  {day} without a scale: {reason}" for reason in scales.values()]
         return found
 
+    def complaint(self) -> str:
+        """What is not as asked for, in one line: how many days, and the first reason."""
+        partly = [(day, reason) for day, scales in self.left_out.items() for reason in scales.values()]
+        day, reason = next(iter((*self.failed.items(), *partly)))
+        told = [f"{len(self.failed)} days were not published"] if self.failed else []
+        told += [f"{len(self.left_out)} lack a scale"] if self.left_out else []
+        return f"of {len(self.dates)} days {' and '.join(told)}; {day}: {reason}"
+
 
 # ------------------------------------------------------------------------------------------------ the job
 @recorded("backfill")

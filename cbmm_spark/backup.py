@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from cbmm_spark.errors import ConflictError, InputError
+from cbmm_spark.errors import ConfigError, ConflictError, InputError
 from cbmm_spark.tables import SPECS, Warehouse
 
 PACKED = ("model_benchmarks", "response_blocks")
@@ -151,11 +151,11 @@ def check_tables(names: Collection[str]) -> None:
 
     Raises
     ------
-    InputError
+    ConfigError
         One cannot.
     """
     unknown = [name for name in names if name not in COPIED]
     if unknown:
         packed = [name for name in unknown if name in SPECS]
         why = "is made again by the next night" if packed == unknown else "is no table of a warehouse"
-        raise InputError(f"{', '.join(unknown)} {why}; tables to copy: {', '.join(COPIED)}")
+        raise ConfigError(f"{', '.join(unknown)} {why}; tables to copy: {', '.join(COPIED)}")

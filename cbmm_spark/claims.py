@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark import __version__
 from cbmm_spark.describe import describe_jobs
-from cbmm_spark.errors import ConflictError
+from cbmm_spark.errors import ConflictError, InputError
 from cbmm_spark.owner import Owner, is_gone, this_process
 from cbmm_spark.runs import LATEST, RUN_TABLES, Run, RunKey, check_keys, is_of_runs, runs_of
 from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
@@ -132,12 +132,15 @@ def start_runs(
 
     Raises
     ------
+    InputError
+        A table that published runs are in is gone.
     ConflictError
         A run that lives holds one of the days (none is taken then), a run is published already, or others keep writing
         to `runs`.
     """
     check_keys(keys)
     terms = terms or Terms()
+    _check_none_lost(warehouse)
     warehouse.ensure("runs", *LATEST, *LATEST.values(), *RUN_TABLES)
     others = _look(warehouse, keys, terms)
     mine = {key.run_id for key in keys}
@@ -176,6 +179,20 @@ def start_runs(
         how = "taken over from" if terms.take_over else "unfinished runs marked failed:"
         _logger.warning("%s: %s %s", _days(keys), how, ", ".join(stale))
     return stale
+
+
+def _check_none_lost(warehouse: Warehouse) -> None:
+    """See that no table of results is gone that published runs are in: made anew it would hide what is lost."""
+    if not warehouse.exists("runs"):
+        return
+    lost = [name for name in LATEST.values() if not warehouse.exists(name)]
+    if lost and not warehouse.read("runs").where("status = 'published'").isEmpty():
+        places = ", ".join(warehouse.location(name) for name in lost)
+        raise InputError(
+            f"{places} is gone, but `runs` has published runs: restore it from a copy "
+            "(`cbmm-spark maintain --only backup --warehouse COPY --backup WAREHOUSE --tables "
+            f"{','.join(lost)}`), or move `runs` away to begin anew"
+        )
 
 
 def _lives(others: Iterable[Run], terms: Terms) -> str:

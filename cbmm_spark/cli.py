@@ -237,6 +237,8 @@ def _backfill(given: argparse.Namespace) -> int:
         )
         report = backfill(spark, warehouse, config, request, progress)
         progress.result("backfilled", lambda: "\n".join(report.lines()), **dataclasses.asdict(report))
+    if report.exit_code:
+        _complain(report.complaint())
     return report.exit_code
 
 
@@ -305,6 +307,10 @@ def _maintain(given: argparse.Namespace) -> int:
     steps = _steps(given, MAINTAIN_STEPS)
     if given.backup is None and (given.tables is not None or given.only == ["backup"]):
         raise ConfigError("a copy needs a place: add --backup URI")
+    if given.tables is not None:
+        from cbmm_spark.backup import check_tables
+
+        check_tables(given.tables)
     path = preflight.warehouse_path(config.warehouse)
     if path is not None and not path.is_dir():
         raise InputError(f"the warehouse {config.warehouse} does not exist: give its place with --warehouse")
@@ -313,11 +319,10 @@ def _maintain(given: argparse.Namespace) -> int:
         preflight.check_writable(given.backup)
     with Progress(given.output) as progress, _spark(config, "cbmm-spark maintain") as spark:
         from cbmm_spark import maintain
-        from cbmm_spark.backup import COPIED, check_tables
+        from cbmm_spark.backup import COPIED
         from cbmm_spark.tables import Warehouse
 
         tables = COPIED if given.tables is None else tuple(given.tables)
-        check_tables(tables)
         target = None if given.backup is None else Warehouse(spark, _root(given.backup))
         report = maintain.maintain(
             spark, Warehouse(spark, _root(config.warehouse)), config, steps, progress, target, tables, given.dry_run
@@ -393,7 +398,9 @@ def check_input(location: str, noun: str = "input") -> None:
     text = str(path)
     found = [path] if path.exists() else [Path(each) for each in glob.iglob(text)]
     if not found:
-        raise InputError(f"the {noun} {location} does not exist")
+        if "\\" in text or "{" in text:  # parts of a pattern that only Spark knows
+            return
+        raise InputError(f"the {noun} {location} does not exist{preflight.hint_on_names(location)}")
     if path.is_dir():
         if next(path.iterdir(), None) is None:
             raise InputError(f"the {noun} folder {location} is empty")

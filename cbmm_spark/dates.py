@@ -11,6 +11,9 @@ from cbmm_spark.errors import ConfigError
 
 Every = Literal["day", "week", "month", "change"]
 
+MOST_DATES = 5_000
+"""Thirteen years of days. A history of more is asked for by mistake: every date is a run in every table of results."""
+
 
 def dates_between(first: dt.date, last: dt.date, every: Every, changes: Sequence[dt.date]) -> list[dt.date]:
     """Return the dates of a history, oldest first.
@@ -28,10 +31,17 @@ def dates_between(first: dt.date, last: dt.date, every: Every, changes: Sequence
     Raises
     ------
     ConfigError
-        The first date is after the last.
+        The first date is after the last, or there are more than `MOST_DATES`.
     """
     if first > last:
         raise ConfigError(f"--from {first} is after --to {last}: swap them")
+    days_a_date = {"day": 1, "week": 7, "month": 31, "change": 1}[every]
+    count = len(changes) if every == "change" else (last - first).days // days_a_date
+    if count > MOST_DATES:
+        raise ConfigError(
+            f"a history from {first} to {last} has more than {MOST_DATES:,} dates, each a published run: "
+            "narrow it with --from and --to (a single response with a wrong date may be what makes it long)"
+        )
     if every == "change":
         return [day for day in changes if first <= day <= last]
     if every == "month":

@@ -215,6 +215,7 @@ def take_in(
         coverage=tuple(covered),
         given=given.kept(),
         removed=refused.removed,
+        lost=refused.lost,
     )
     keep_report(warehouse, report, started, fingerprint)
     return report

@@ -106,6 +106,8 @@ class IngestReport:
         What was said about the source, to read it again: input, format, benchmark, model, items, mapping.
     removed
         Rows taken out of quarantine, because they were read again and not refused.
+    lost
+        Rows of quarantine that their files do not hold any more, by file: they stay.
     """
 
     ingest_id: str
@@ -131,6 +133,7 @@ class IngestReport:
     coverage: tuple[Coverage, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)
     removed: int = 0
+    lost: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def refused(self) -> int:

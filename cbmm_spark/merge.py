@@ -25,7 +25,7 @@ from cbmm_spark.held import persisted
 from cbmm_spark.responses import HASHED_KEY, KEY
 from cbmm_spark.settings import session_settings
 from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
-from cbmm_spark.tables.warehouse import commit_note
+from cbmm_spark.tables.warehouse import MICROSECONDS, commit_note
 
 CHANGES = ("new", "corrected", "redated")
 """What is written; `unchanged` and `superseded` rows are not."""
@@ -120,7 +120,7 @@ def merge_settings(spark: SparkSession, note: Mapping[str, str], *, insert_only:
     settings = {
         "spark.databricks.delta.commitInfo.userMetadata": commit_note(note),
         "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        **MICROSECONDS,
     }
     if insert_only:
         settings["spark.databricks.delta.merge.materializeSource"] = "none"

@@ -133,6 +133,17 @@ def _this_python() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
+PATTERN = frozenset("*?[{")
+"""Signs that make a location a pattern of file names."""
+
+AS_IN_A_NAME = "; brackets, braces, * and ? are a pattern, write \\ before those that belong to a name"
+
+
+def hint_on_names(location: str) -> str:
+    """What to add to a message that nothing is behind a location: how to write names that look like patterns."""
+    return AS_IN_A_NAME if PATTERN.intersection(location) else ""
+
+
 def local_path(location: str) -> Path | None:
     """The path behind a location on a local disk, None where it is a URI of another scheme."""
     parts = urlsplit(location)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from pyspark.sql import Column, DataFrame
@@ -40,10 +40,14 @@ class Reread:
         Their files or tables.
     reasons
         Why they were refused; None: for whatever reason.
+    by_text
+        Whether a row has the same text under any mapping: then those whose text the input does not hold any more were
+        not decided about, and stay.
     """
 
     sources: Sequence[str]
     reasons: Sequence[str] | None = None
+    by_text: bool = False
 
     def condition(self, started: datetime, alias: str) -> Column:
         """Which rows of the table named `alias` are decided about. What was refused since `started` is not of them."""
@@ -55,10 +59,12 @@ class Reread:
 
 @dataclass(frozen=True)
 class Kept:
-    """What became of the refused rows of an input: counted by reason, and rows removed from `quarantine`."""
+    """What became of the refused rows of an input: counted by reason, and rows of `quarantine` that were removed, or
+    that it holds no more and that stay, by file."""
 
     by_reason: Refused
     removed: int = 0
+    lost: Mapping[str, int] = field(default_factory=dict)
 
 
 def keep_refused(
@@ -98,9 +104,21 @@ def keep_refused(
         once = refused.groupBy(*_IDENTITY).agg(F.min("position").alias("position"))
         rows = held.enter_context(persisted(once.withColumn("ingested_at", F.lit(started).cast("timestamp"))))
         decided = None if reread is None else reread.condition(started, "t")
+        lost: DataFrame | None = None
+        if reread is not None and reread.by_text:
+            lost = held.enter_context(persisted(_lost(warehouse, batch, reread.condition(started, "t"))))
+            rows = rows.unionByName(lost)
         place = warehouse.location("quarantine")
         removed = with_commit_retry(lambda: _commit(warehouse, rows, batch.path, decided), place)
-    return Kept(found, removed)
+        by_file = [] if lost is None else lost.groupBy("source").count().collect()
+    return Kept(found, removed, {row["source"]: row["count"] for row in by_file})
+
+
+def _lost(warehouse: Warehouse, batch: Batch, decided: Column) -> DataFrame:
+    """Rows of `quarantine` whose text is not among the rows of the files that were read for them."""
+    there = batch.judged.select("source", "raw")
+    stored = warehouse.read("quarantine").alias("t").where(decided)
+    return stored.join(there, ["source", "raw"], "left_anti").select(*_IDENTITY, "position", "ingested_at")
 
 
 def _refused(batch: Batch, judged_again: JudgedAgain | None) -> DataFrame:

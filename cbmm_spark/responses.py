@@ -23,6 +23,9 @@ REASONS = (
     "missing_model",
     "missing_benchmark",
     "missing_item",
+    "undecodable_model",
+    "undecodable_benchmark",
+    "undecodable_item",
     "space_around_model",
     "space_around_benchmark",
     "space_around_item",
@@ -79,6 +82,7 @@ def validate(raw: DataFrame, config: IngestConfig) -> DataFrame:
     faults: list[tuple[Column, str | Column]] = [(F.col("problem").isNotNull(), F.col("problem"))]
     names = (("model_id", "model"), ("benchmark", "benchmark"), ("item_id", "item"))
     faults += [(_is_blank(F.col(name)), f"missing_{short}") for name, short in names]
+    faults += [(_is_undecodable(F.col(name)), f"undecodable_{short}") for name, short in names]
     faults += [(_has_space_around(F.col(name)), f"space_around_{short}") for name, short in names]
     faults += [
         (F.col("attempt").isNull(), "unreadable_attempt"),
@@ -115,7 +119,7 @@ def judge(raw: DataFrame, config: IngestConfig) -> DataFrame:
     number = F.col("number")
     accepted = F.col("problem").isNull() & F.col("attempt").isNotNull() & ~F.col("unreadable")
     for name in ("model_id", "benchmark", "item_id"):
-        accepted &= _is_clean(F.col(name))
+        accepted &= _is_clean(F.col(name)) & ~_is_undecodable(F.col(name))
     accepted &= F.coalesce(number.between(0.0, 1.0), F.lit(True)) & ~F.col("date_unreadable")
     if config.fractions == "reject":
         accepted &= ~F.coalesce(_is_fraction(number), F.lit(False))
@@ -217,6 +221,11 @@ def _is_clean(name: Column) -> Column:
     last = F.substring(name.cast("binary"), -1, 1)
     is_plain = (name >= "!") & (name < "\x7f") & (last >= F.lit(b"!")) & (last < F.lit(b"\x7f"))
     return F.coalesce(is_plain | ((_trimmed(name) == name) & (name != "")), F.lit(False))
+
+
+def _is_undecodable(name: Column) -> Column:
+    """Whether a name holds the mark for bytes that were no UTF-8: several names may have become one."""
+    return F.contains(name, F.lit("\ufffd"))
 
 
 def _is_blank(column: Column) -> Column:

@@ -41,6 +41,7 @@ LONG: Mapping[str, ColumnsConfig | None] = MappingProxyType(
 configuration."""
 
 _UNKNOWN = "the ingest that refused it did not end; say how to read it: --format NAME, and --benchmark … as it needs"
+_LOST = "its file does not hold these rows any more; `cbmm-spark quarantine drop` removes them"
 _UNREADABLE = "malformed_row"  # rows that are no JSON of their columns, but text
 
 
@@ -207,14 +208,18 @@ def _read_files(
     given: Given,
     members: Sequence[_Source],
     _selection: Selection,
-    _left: list[Left],
+    left: list[Left],
 ) -> list[IngestReport]:
     names = [str(each.name) for each in members]
     raw, *format = read_source(spark, given.path, given.format, given.options(rules))
     only = raw.frame.where(F.col("source").isin(names))
     note = f"only {len(names):,} of its files were read, those with selected rows in quarantine"
     read = replace(raw, frame=only, notes=(*raw.notes, note))
-    return [take_in(warehouse, rules, given, read, (format[0], format[1]), Reread(names))]
+    # Formats of which whole rows are kept show a row as it is written, whatever the mapping.
+    reread = Reread(names, by_text=format[0] in LONG)
+    report = take_in(warehouse, rules, given, read, (format[0], format[1]), reread)
+    left += [Left(source, rows, _LOST) for source, rows in sorted(report.lost.items())]
+    return [report]
 
 
 def _read_rows(

@@ -23,7 +23,6 @@ from cbmm_spark.tables import Warehouse
 from cbmm_spark.tables.warehouse import first_line
 
 _MISSING = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
-_PATTERN = frozenset("*?[{")  # a pattern names files, never a Delta table
 _NO_DELTA = ("DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "DELTA_TABLE_ONLY_OPERATION")
 
 
@@ -95,7 +94,8 @@ def look_for(spark: SparkSession, location: str) -> Listing | None:
         table = preflight.table_name(location)
         if table is not None:
             return _table(spark, table) if spark.catalog.tableExists(table) else None
-        if not _PATTERN.intersection(location) and DeltaTable.isDeltaTable(spark, location):
+        # A pattern names files, never a Delta table.
+        if not preflight.PATTERN.intersection(location) and DeltaTable.isDeltaTable(spark, location):
             return Listing(_version(DeltaTable.forPath(spark, location)))
         return _files(binary_files(spark, location))
     except (PySparkException, Py4JJavaError) as error:

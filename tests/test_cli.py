@@ -57,6 +57,8 @@ REFUSED = [
     (["ingest", "--inp", "x"], 2, "--input"),
     (["ingest", "--input", "gone.csv"], 3, "the input gone.csv does not exist"),
     (["ingest", "--input", "gone-*.csv"], 3, "the input gone-*.csv does not exist"),
+    (["ingest", "--input", "gone [1].csv"], 3, "does not exist; brackets, braces, * and ? are a pattern"),
+    (["maintain", "--backup", "copy", "--tables", "foo"], 2, "foo is no table of a warehouse"),
     (["ingest", "--input", "empty.csv"], 3, "the input empty.csv is empty"),
     (["ingest", "--input", "empty"], 3, "the input folder empty is empty"),
     (["ingest", "--input", "full.csv", "--items", "gone.txt"], 3, "the list of items gone.txt does not exist"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cbmm_spark.backfill import BackfillReport
 from cbmm_spark.config import PackConfig, RescoreConfig, ScalesConfig
 from cbmm_spark.dates import dates_between, parse_dates
 from cbmm_spark.errors import ConfigError, InputError
@@ -67,6 +68,13 @@ def test_dates_of_a_history(every: str, first: str, last: str, expected: list[dt
 def test_a_history_that_ends_before_it_begins_is_refused() -> None:
     with pytest.raises(ConfigError, match="--from 2026-02-01 is after --to 2026-01-01"):
         dates_between(day("2026-02-01"), day("2026-01-01"), "day", [])
+
+
+@pytest.mark.parametrize("every", ["day", "week", "month"])
+def test_a_history_of_mistaken_length_is_refused(every: str) -> None:
+    """One response with a date from long ago or far ahead."""
+    with pytest.raises(ConfigError, match=r"from 0001-01-01 to 2999-01-01 has more than 5,000 dates.*--from and --to"):
+        dates_between(day("0001-01-01"), day("2999-01-01"), every, [])  # type: ignore[arg-type]
 
 
 def test_dates_are_read_from_a_list_in_any_order_and_layout() -> None:
@@ -262,3 +270,11 @@ def test_a_date_that_fails_does_not_stop_the_others() -> None:
     assert failed["run 2"] == ("failed", "falls apart")
     assert runs[0].fits["overall"].name == "2026-01-01 overall"
     assert history.voices()["2026-01-03 y"] == ("run 2", "y")
+
+
+def test_what_a_history_lacks_is_one_line() -> None:
+    dates = tuple(DATES[:3])
+    failed = BackfillReport(dates, failed={str(DATES[0]): "falls apart"}, exit_code=4)
+    assert failed.complaint() == f"of 3 days 1 days were not published; {DATES[0]}: falls apart"
+    partly = BackfillReport(dates, left_out={str(DATES[1]): {"x": "x has no anchor"}}, exit_code=4)
+    assert partly.complaint() == f"of 3 days 1 lack a scale; {DATES[1]}: x has no anchor"

@@ -17,6 +17,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from cbmm_spark.config import ColumnsConfig
 from cbmm_spark.errors import InputError
+from cbmm_spark.preflight import AS_IN_A_NAME, hint_on_names
 from cbmm_spark.readers.base import Sample
 
 _LONGEST_FIRST_LINE = 16 << 20  # characters: the header of a wide table with 100,000 long names fits
@@ -68,6 +69,7 @@ _ABOUT_INPUT_TEXT = {
     "Unexpected end of input stream": "holds a compressed file that is cut off",
     "max length allowed": "holds a file over 2 GB that has to be read whole; split it or write it as Parquet",
     "Permission denied": "cannot be read: permission denied",
+    "Illegal file pattern": "is a pattern of file names that cannot be read" + AS_IN_A_NAME,
 }
 
 
@@ -80,7 +82,8 @@ def reading(path: str) -> Iterator[None]:
         complaint = _complaint(error)
         if complaint is None:
             raise
-        raise InputError(f"{path} {complaint}") from None
+        hint = hint_on_names(path) if complaint == "does not exist" else ""
+        raise InputError(f"{path} {complaint}{hint}") from None
 
 
 def _complaint(error: PySparkException | Py4JJavaError) -> str | None:
@@ -105,7 +108,9 @@ def look_at(spark: SparkSession, path: str, columns: ColumnsConfig) -> Sample:
     """
     if not path.strip():
         raise InputError("no input path given")
-    if _has_delta_log(spark, path):
+    with reading(path):
+        has_log = _has_delta_log(spark, path)
+    if has_log:
         return Sample(path, (), "", (), True, columns)
     files = _list(spark, path)
     if not files:  # Spark does not list files of no bytes

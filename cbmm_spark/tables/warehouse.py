@@ -36,6 +36,10 @@ _VIOLATED = re.compile(
 )
 
 
+MICROSECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+"""How times are written: Spark's own default holds nanoseconds, which for other readers end in 2262."""
+
+
 class Warehouse:
     """The tables under one root.
 
@@ -346,7 +350,7 @@ class Warehouse:
     @contextmanager
     def noted(self, metadata: Mapping[str, Any]) -> Iterator[None]:
         """Give the commits made inside (MERGE, UPDATE, DELETE of `delta`) their ``userMetadata``."""
-        with session_settings(self.spark, {_NOTE_SETTING: commit_note(metadata)}):
+        with session_settings(self.spark, {_NOTE_SETTING: commit_note(metadata), **MICROSECONDS}):
             yield
 
     def _write(
@@ -364,9 +368,10 @@ class Warehouse:
         if unless is not None:
             options |= {"txnAppId": unless[0], "txnVersion": str(unless[1])}
         try:
-            with_commit_retry(
-                lambda: commit(ordered.writeTo(self.sql_name(name)).options(**options)), self.location(name)
-            )
+            with session_settings(self.spark, MICROSECONDS):
+                with_commit_retry(
+                    lambda: commit(ordered.writeTo(self.sql_name(name)).options(**options)), self.location(name)
+                )
         except Py4JJavaError as error:  # Delta's own exceptions are not all known to PySpark
             violated = _VIOLATED.search(str(error))
             if violated is None:

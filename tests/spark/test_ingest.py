@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -545,3 +546,21 @@ def test_no_answer_is_wrong_or_missing_as_configured(
         assert report.defaults[f"no_answer counted as {words} (ingest.flags)"] == silent
         stored = warehouse.read("responses").where(f"benchmark = '{meaning}'").agg(F.sum("score"), F.count("score"))
         assert tuple(stored.head()) == (some["correct"].sum(), len(some) - missing)
+
+
+def test_times_of_any_year_are_read_by_delta_rs(spark: SparkSession, warehouse: Warehouse, tmp_path: Path) -> None:
+    """Spark's own default for times is INT96, nanoseconds to other readers, which end in 1677 and 2262."""
+    rows = [("m1", "i1", 1, "0001-01-01"), ("m1", "i2", 0, "9999-12-31"), ("m2", "i1", 5, "2026-01-01")]
+    lines = [",".join(map(str, row)) for row in (("model", "item", "score", "date"), *rows)]
+    (tmp_path / "a.csv").write_text("\n".join(lines) + "\n")
+    ingest(spark, warehouse, Config(), str(tmp_path / "a.csv"))
+    for name in ("responses", "models", "items", "quarantine", "ingests"):
+        files = [path for path in Path(warehouse.location(name)).rglob("*.parquet") if "_delta_log" not in path.parts]
+        assert files
+        for path in files:
+            schema = pq.ParquetFile(path).schema
+            kinds = {schema.column(number).physical_type for number in range(len(schema))}
+            assert "INT96" not in kinds, (name, kinds)
+    seen = DeltaTable(warehouse.location("models")).to_pyarrow_table().to_pylist()
+    years = {row["model_id"]: (row["first_evaluated_at"].year, row["last_evaluated_at"].year) for row in seen}
+    assert years == {"m1": (1, 9999)}

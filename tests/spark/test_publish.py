@@ -395,6 +395,17 @@ def test_what_cannot_be_published(warehouse: Warehouse, spark: SparkSession, tmp
     assert statuses(warehouse) == {"old": "published", "run": "running"}
 
 
+@pytest.mark.parametrize("name", ["abilities", "item_parameters"])
+def test_a_lost_table_is_named_and_not_made_anew(warehouse: Warehouse, name: str) -> None:
+    place = Path(warehouse.location(name))
+    shutil.rmtree(place)
+    warehouse.spark.catalog.clearCache()
+    with pytest.raises(InputError, match=f"{name} is gone.*restore it"):
+        begin(warehouse, "next", TUESDAY)
+    assert not place.exists()
+    assert statuses(warehouse) == {"old": "published"}
+
+
 def test_a_reader_polling_through_publishes_sees_whole_nights(warehouse: Warehouse) -> None:
     seen: list[dict[str, int]] = []
     done = threading.Event()

@@ -116,6 +116,35 @@ def test_how_to_read_the_files_of_an_ingest_that_did_not_end_is_asked(
     assert {row["benchmark"] for row in warehouse.read("responses").collect()} == {"quiz"}
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_rows_that_their_file_does_not_hold_any_more_stay_and_are_named(
+    spark: SparkSession, warehouse: Warehouse, tmp_path: Path, again: Again, ending: str
+) -> None:
+    rows = [("m1", "i1", "1"), ("m1", "i2", "won"), ("m1", "i3", "won"), ("m1", "i4", "?")]
+    path = tmp_path / f"a.{ending}"
+
+    def write(kept: list[tuple[str, str, str]]) -> None:
+        frame = pd.DataFrame(kept, columns=["model", "item", "score"])
+        if ending == "parquet":
+            frame.to_parquet(path)
+        elif ending == "csv":
+            frame.to_csv(path, index=False)
+        else:
+            frame.to_json(path, orient="records", lines=True)
+
+    write(rows)
+    ingest(spark, warehouse, Config(), str(path))
+    write([row for row in rows if row[1] != "i3"])
+    spark.catalog.clearCache()
+    done = again(status={"won": 1.0})
+    assert (done.selected, done.removed) == (3, 1)
+    assert [(each.rows, "does not hold these rows" in each.why) for each in done.left] == [(1, True)]
+    assert scores(warehouse) == {("m1", "i1"): 1.0, ("m1", "i2"): 1.0}
+    kept = {row["raw"] for row in warehouse.read("quarantine").collect()}
+    assert len(kept) == 2
+    assert any("i3" in raw for raw in kept)
+
+
 def test_a_file_of_any_name_is_found_by_what_it_is_called_in_quarantine(spark: SparkSession, tmp_path: Path) -> None:
     """Every character that a pattern or a URI takes otherwise: the file itself is found, and no other."""
     folder = tmp_path / "n"

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from cbmm_spark.cli import check_input
 from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.readers import RAW_COLUMNS, READERS, RawFrame, ReadOptions, read_source
@@ -236,6 +237,8 @@ def empty_folder(folder: Path) -> Path:
 
 
 BAD: dict[str, tuple[Callable[[Path], Path], str, str]] = {
+    "no pattern": (lambda folder: folder / "br[[]1[]", "auto", "pattern of file names that cannot be read.*write"),
+    "a name taken as a pattern": (lambda folder: folder / "br[1].csv", "auto", r"exist; brackets.*write \\ before"),
     "missing": (lambda folder: folder / "nowhere.csv", "auto", "does not exist"),
     "empty": (lambda folder: fill(folder / "a.csv", ""), "auto", "is empty"),
     "empty folder": (empty_folder, "auto", "is empty"),
@@ -262,6 +265,16 @@ def test_bad_input_is_one_clear_line(read: Read, tmp_path: Path, case: str) -> N
         read(path, format)
     assert str(path) in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["a[1].csv", "b{c,d}.csv", "e*?.csv", "f [x]{y}%20.csv"])
+def test_a_name_that_looks_like_a_pattern_is_read_with_backslashes(read: Read, tmp_path: Path, name: str) -> None:
+    fill(tmp_path / name, "model,item,correct\nm,i,1\n")
+    fill(tmp_path / "a1.csv", "model,item,correct\nother,i,1\n")
+    given = "".join(f"\\{sign}" if sign in "*?[]{}" else sign for sign in name)
+    raw, *_ = read(f"{tmp_path}/{given}")
+    assert [row["model_id"] for row in raw.frame.select("model_id").collect()] == ["m"]
+    check_input(f"{tmp_path}/{given}")
 
 
 def test_files_with_other_headers_are_refused_not_shifted(read: Read, tmp_path: Path) -> None:

@@ -132,10 +132,12 @@ def test_fractions_follow_the_policy(spark: SparkSession, config: IngestConfig, 
 def test_names_are_kept_or_refused_never_changed(spark: SparkSession, column: str, short: str) -> None:
     blank = [None, "", " ", "\t\n", "\u00a0", "\u3000", "\ufeff"]
     spaced = ["x ", " x", "x\n", "\tx", "x\u00a0", "\u2003x", "x\r", "\ufeffx"]
+    broken = ["M\ufffdller", "\ufffd", "x\ufffd", "\ufffd\ufffdx"]  # bytes that were no UTF-8: several names become one
     good = ["007", "x y", "a\nb", "Org/X:1(2)#+@%", "'\"`", "😀", "x" * 300, "null", "NaN", "$", "é", "e\u0301"]
-    judged = judge(spark, column, [*blank, *spaced, *good])
+    judged = judge(spark, column, [*blank, *spaced, *broken, *good])
     reasons = [row["reason"] for row in judged]
-    assert reasons == [f"missing_{short}"] * len(blank) + [f"space_around_{short}"] * len(spaced) + [None] * len(good)
+    refused = ((blank, "missing"), (spaced, "space_around"), (broken, "undecodable"))
+    assert reasons == [*(f"{why}_{short}" for names, why in refused for _ in names), *[None] * len(good)]
     assert [row[column] for row in judged[-len(good) :]] == good
 
 
