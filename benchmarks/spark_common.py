@@ -142,9 +142,14 @@ def spent(spark: SparkSession, after: int, steps: Sequence[str]) -> dict[str, tu
     return found
 
 
-def plan_sizes(spark: SparkSession, text: str) -> list[int]:
-    """Return how many lines the physical plan of each query has whose description begins with a text, in order."""
-    found = [query for query in _queries(spark) if str(query.description()).startswith(text)]
+def plan_sizes(spark: SparkSession, text: str, after: int) -> list[int]:
+    """Return the lines of the physical plan of each query after one whose description begins with a text, in order.
+
+    Spark forgets old queries when new ones come: those of before are told by their number, not counted.
+    """
+    found = [
+        query for query in _queries(spark) if query.executionId() > after and str(query.description()).startswith(text)
+    ]
     return [len(str(query.physicalPlanDescription()).splitlines()) for query in found]
 
 
