@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import io
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -69,9 +70,8 @@ class _World:
     def table(self, models: np.ndarray, items: np.ndarray, day: dt.date, renamed: bool) -> pa.Table:
         """Rows of some models at some items."""
         model, item = np.repeat(models, items.size), np.tile(items, models.size)
-        names = np.array([f"benchmark_{number}" for number in range(BENCHMARKS)])
-        if renamed:
-            names[3] = NEW_NAME
+        called = [f"benchmark_{number}" for number in range(BENCHMARKS)]
+        names = np.array([NEW_NAME if renamed and name == OLD_NAME else name for name in called])
         return pa.table(
             {
                 "model": np.char.add("maker/model-", model.astype(str)),
@@ -115,6 +115,7 @@ def _night(spark: SparkSession, warehouse: Warehouse, world: _World, root: Path,
     laps = done.run.seconds
     upkeep = _maintain(spark, warehouse, config) if number % EVERY_UPKEEP == EVERY_UPKEEP - 1 else None
     files = {name: (warehouse.size(name) or {"files": 0})["files"] for name in SPECS}
+    print(f"night {number}, {what}: {seconds:.1f} s", file=sys.stderr, flush=True)
     return {
         "night": number,
         "what": what,

@@ -123,10 +123,9 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
     else:
         rows = observed = listed = held.enter_context(persisted(observed))
     sources = held.enter_context(persisted(listed.groupBy("source").agg(F.count("*").alias("rows"))))
-    read = sources.agg(F.sum("rows").alias("rows")).head()
-    if read is None or not read["rows"]:
-        raise InputError(f"{path} holds no rows")
     names = make_names(_valid(rows), sources, held)
+    if not names.n_rows:
+        raise InputError(f"{path} holds no rows")
     keys = held.enter_context(persisted(one_row_per_key(_hashed(_valid(observed), names))))
     all_valid = _count(keys)
     # Spark forgets what it observed in a plan that turns out to be empty.
@@ -151,8 +150,8 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
         accepted=accepted.select(*HASHED_KEY, score, "evaluated_at", "source_hash", "n_rows"),
         judged=judged,
         undecidable=undecidable,
-        read=read["rows"],
-        invalid=read["rows"] - all_valid.rows - sum(left_out.get(name, 0) for name in LEFT_OUT),
+        read=names.n_rows,
+        invalid=names.n_rows - all_valid.rows - sum(left_out.get(name, 0) for name in LEFT_OUT),
         left_out=left_out,
         defaults={name: count for name, count in seen.items() if count},
         counts=counts,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.batch import Batch
@@ -138,29 +139,34 @@ def _contents_sentence(items: DataFrame, where: str) -> str:
 # ------------------------------------------------------------------------------------------------ names
 def _names_alike(warehouse: Warehouse, batch: Batch) -> list[str]:
     """Names that differ by case or white space only (case R8)."""
-    told = []
     benchmarks = batch.names.pairs.select(F.col("benchmark").alias("name")).distinct()
+    new, everything = [], []
     for kind, table, column, names in (
         ("model", "models", "model_id", batch.names.models.select(F.col("model_id").alias("name"))),
         ("benchmark", "items", "benchmark", benchmarks),
     ):
-        stored = warehouse.read(table).select(F.col(column).alias("name")) if warehouse.exists(table) else None
-        everything = names if stored is None else names.unionByName(stored)
-        alike = (
-            everything.distinct().groupBy(_folded(F.col("name"))).agg(F.sort_array(F.collect_set("name")).alias("n"))
-        )
-        new = names.select(_folded(F.col("name")).alias("folded")).distinct()
-        rows = (
-            alike.toDF("folded", "n")
-            .where(F.size("n") > 1)
-            .join(new, "folded", "left_semi")
-            .orderBy("folded")
-            .collect()
-        )
-        if rows:
-            shown = "; ".join(" and ".join(map(repr, r["n"][:_SHOWN])) for r in rows[:_SHOWN])
+        new.append(names.select(F.lit(kind).alias("kind"), "name"))
+        everything.append(new[-1])
+        if warehouse.exists(table):
+            everything.append(warehouse.read(table).select(F.lit(kind).alias("kind"), F.col(column).alias("name")))
+    folded = _folded(F.col("name")).alias("folded")
+    mine = reduce(DataFrame.unionByName, new).select("kind", folded).distinct()
+    rows = (
+        reduce(DataFrame.unionByName, everything)
+        .groupBy("kind", folded)
+        .agg(F.sort_array(F.collect_set("name")).alias("n"))
+        .where(F.size("n") > 1)
+        .join(mine, ["kind", "folded"], "left_semi")
+        .orderBy(F.desc("kind"), "folded")
+        .collect()
+    )
+    told = []
+    for kind in ("model", "benchmark"):
+        alike = [row["n"] for row in rows if row["kind"] == kind]
+        if alike:
+            shown = "; ".join(" and ".join(map(repr, names[:_SHOWN])) for names in alike[:_SHOWN])
             told.append(
-                f"{kind}s whose names differ only by case or spaces are kept apart: {shown}{_and_more(rows)}; "
+                f"{kind}s whose names differ only by case or spaces are kept apart: {shown}{_and_more(alike)}; "
                 f"[ingest.{kind}s] makes them one"
             )
     return told
@@ -213,5 +219,5 @@ def _names_of(batch: Batch) -> DataFrame:
     return models.unionByName(items)
 
 
-def _and_more(rows: Sequence[Row]) -> str:
+def _and_more(rows: Sequence[object]) -> str:
     return f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""

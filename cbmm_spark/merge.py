@@ -8,14 +8,14 @@ beside another one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
 from delta.exceptions.base import ConcurrentWriteException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark import dimensions
@@ -129,6 +129,17 @@ def merge_settings(spark: SparkSession, note: Mapping[str, str], *, insert_only:
 
 
 @dataclass(frozen=True)
+class _Numbers:
+    """The numbers of a batch's models that had one, ascending, and the last one given to any model before.
+
+    Models that get theirs afterwards have higher ones, whoever gives them.
+    """
+
+    known: Sequence[int] = ()
+    last: int = 0
+
+
+@dataclass(frozen=True)
 class _Commit:
     warehouse: Warehouse
     batch: Batch
@@ -143,7 +154,8 @@ class _Commit:
 
     def once(self) -> Outcome:
         """Compare and commit; a conflict with another writer passes to the caller, who tries again."""
-        stored = self._stored()
+        numbers = self._known_models()
+        stored = self._stored(numbers.known)
         corrections: tuple[str, ...]
         with ExitStack() as held:
             if stored is None:
@@ -156,31 +168,31 @@ class _Commit:
                 self._refuse_contradictions(counts, compared)
                 corrections = self._corrections(compared) if counts.get("corrected") else ()
             if any(counts.get(change) for change in CHANGES):
-                self._write(changes, counts)
+                self._write(changes, counts, self._skipping(numbers))
         # What an earlier attempt of this ingest wrote is found unchanged by the last one.
         became = {**Counter(counts) + self.before, "unchanged": counts.get("unchanged", 0) - self.before.total()}
         return Outcome(became, corrections)
 
-    def _known_models(self) -> tuple[int, int, int]:
-        """How many of the batch's models have a number, the lowest and the highest of these."""
-        index = F.col("model_index")
-        known = self.warehouse.read("models").join(F.broadcast(self.batch.names.models), "model_id", "left_semi")
-        row = known.agg(F.count("*"), F.coalesce(F.min(index), F.lit(0)), F.coalesce(F.max(index), F.lit(0))).head()
+    def _known_models(self) -> _Numbers:
+        """The numbers of the batch's models that have one."""
+        if not self.warehouse.exists("models"):
+            return _Numbers()
+        mine = F.broadcast(self.batch.names.models.select("model_id", F.lit(True).alias("is_mine")))
+        numbered = self.warehouse.read("models").join(mine, "model_id", "left")
+        row = numbered.agg(
+            F.array_sort(F.collect_list(F.when(F.col("is_mine"), F.col("model_index")))).alias("known"),
+            F.coalesce(F.max("model_index"), F.lit(0)).alias("last"),
+        ).head()
         assert row is not None
-        return row[0], row[1], row[2]
+        return _Numbers(row["known"], row["last"])
 
-    def _stored(self) -> DataFrame | None:
-        """The stored rows of the batch's models, None if none of them was ever seen."""
-        if not (self.warehouse.exists("responses") and self.warehouse.exists("models")):
-            return None
-        count, lowest, highest = self._known_models()
-        if count == 0:
+    def _stored(self, known: Sequence[int]) -> DataFrame | None:
+        """The stored rows of models, None if there are none: no model of the batch was ever seen."""
+        if not (known and self.warehouse.exists("responses")):
             return None
         index = F.col("model_index")
-        numbers: Column = index.between(lowest, highest)
-        if count <= _MODELS_BY_NUMBER:
-            known = self.warehouse.read("models").join(F.broadcast(self.batch.names.models), "model_id", "left_semi")
-            numbers = index.isin([row["model_index"] for row in known.select("model_index").collect()])
+        is_short = len(known) <= _MODELS_BY_NUMBER
+        numbers = index.isin(list(known)) if is_short else index.between(known[0], known[-1])
         # Both conditions skip files: buckets are partitions, and files are written in the order of the models.
         buckets = F.col("benchmark_bucket").isin(list(self.batch.counts.buckets))
         rows = self.warehouse.read("responses").where(numbers & buckets)
@@ -203,7 +215,7 @@ class _Commit:
         rows = corrected.orderBy(*KEY).limit(_CORRECTIONS_SHOWN).collect()
         return tuple(f"{key_in_words(row)}: {_shown(row['old_score'])} became {_shown(row['score'])}" for row in rows)
 
-    def _write(self, changes: DataFrame, counts: Mapping[str, int]) -> None:
+    def _write(self, changes: DataFrame, counts: Mapping[str, int], skipping: str) -> None:
         self.warehouse.ensure("responses", "quarantine", "models", "items")
         names = self.batch.names
         content = F.hex("content_low").alias("content_hash")
@@ -215,7 +227,8 @@ class _Commit:
         updates = sum(counts.get(change, 0) for change in ("corrected", "redated"))
         # A night that is small is written by few tasks, for each of them leaves a file for each bucket.
         tasks = -(-sum(counts.get(change, 0) for change in CHANGES) // _ROWS_A_TASK)
-        inserted, updated = self._merge(self._numbered(changes.coalesce(tasks)), with_updates=bool(updates))
+        rows = self._numbered(changes.coalesce(tasks))
+        inserted, updated = self._merge(rows, skipping, with_updates=bool(updates))
         if (inserted, updated) != (counts.get("new", 0), updates):
             # Another ingest committed some of these keys after the comparison. No row is doubled; compare once more.
             self.before.update(new=inserted, corrected=updated)
@@ -245,11 +258,16 @@ class _Commit:
             .sortWithinPartitions("benchmark_bucket", "model_index", "benchmark", "item_index", "attempt")
         )
 
-    def _merge(self, rows: DataFrame, with_updates: bool) -> tuple[int, int]:
-        """Inserted and updated rows of the one commit."""
-        _, lowest, highest = self._known_models()
+    def _skipping(self, numbers: _Numbers) -> str:
+        """Which stored rows can be of the batch, for the files to be skipped that hold none."""
         buckets = ", ".join(map(str, self.batch.counts.buckets))
-        skipping = f"t.benchmark_bucket IN ({buckets}) AND t.model_index BETWEEN {lowest} AND {highest}"
+        models = f"t.model_index >= {numbers.known[0] if numbers.known else numbers.last + 1}"
+        if len(numbers.known) == self.batch.names.n_models:
+            models += f" AND t.model_index <= {numbers.known[-1]}"
+        return f"t.benchmark_bucket IN ({buckets}) AND {models}"
+
+    def _merge(self, rows: DataFrame, skipping: str, with_updates: bool) -> tuple[int, int]:
+        """Inserted and updated rows of the one commit."""
         key = ("benchmark_bucket", "model_index", "item_index", "attempt", "benchmark")
         same = " AND ".join(f"t.{name} = s.{name}" for name in key)
         merge = self.warehouse.delta("responses").alias("t").merge(rows.alias("s"), f"{skipping} AND {same}")

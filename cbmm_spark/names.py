@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.held import persisted
@@ -40,12 +40,14 @@ class Names:
         benchmark, model_id, rows, of every model and benchmark that have a valid row in common.
     sources
         source, source_hash, rows.
-    n_items
-        Number of rows of `items`.
+    n_models, n_items
+        Number of rows of `models` and `items`.
     attempts
         The lowest and the highest number of an attempt.
     has_content
         Whether any content is told.
+    n_rows
+        Rows of the input, acceptable or not: those of all its files.
     """
 
     salt: int
@@ -53,9 +55,11 @@ class Names:
     items: DataFrame
     pairs: DataFrame
     sources: DataFrame
+    n_models: int
     n_items: int
     attempts: tuple[int, int]
     has_content: bool
+    n_rows: int
 
     def hashed(self, rows: DataFrame) -> DataFrame:
         """Add the hashes of its names to a frame of rows."""
@@ -91,31 +95,45 @@ def make_names(valid: DataFrame, sources: DataFrame, held: ExitStack) -> Names:
     pairs = held.enter_context(persisted(valid.groupBy("benchmark", "model_id").agg(*attempts)))
     items = held.enter_context(persisted(valid.groupBy("benchmark", "item_id").agg(*contents)))
     models = held.enter_context(persisted(pairs.select("model_id").distinct()))
-    salt = next(salt for salt in itertools.count() if _tells_apart(salt, models, items, sources))
-    row = items.agg(F.count("*"), F.count("content_low")).crossJoin(pairs.agg(F.min("low"), F.max("high"))).head()
-    assert row is not None
-    n_items, n_contents, lowest, highest = row
+    for salt in itertools.count():
+        found = _looked_over(salt, models, items, pairs, sources)
+        if not found["doubles"]:
+            break
     return Names(
         salt=salt,
         models=models.withColumn("model_hash", _hash(salt, "model_id")),
         items=items.withColumn("item_hash", _hash(salt, "benchmark", "item_id")),
         pairs=pairs,
         sources=sources.withColumn("source_hash", _hash(salt, "source")),
-        n_items=n_items,
-        attempts=(lowest or 0, highest or 0),
-        has_content=bool(n_contents),
+        n_models=found["models"],
+        n_items=found["items"],
+        attempts=(found["lowest"] or 0, found["highest"] or 0),
+        has_content=bool(found["contents"]),
+        n_rows=found["rows"] or 0,
     )
 
 
-def _tells_apart(salt: int, models: DataFrame, items: DataFrame, sources: DataFrame) -> bool:
-    """Whether no two models, items or files have one hash."""
-    doubles = [
-        names.agg((F.count("*") - F.count_distinct(_hash(salt, *columns))).alias("doubles"))
-        for names, columns in ((models, ("model_id",)), (items, ("benchmark", "item_id")), (sources, ("source",)))
-    ]
-    row = reduce(DataFrame.unionAll, doubles).agg(F.sum("doubles")).head()
+def _looked_over(salt: int, models: DataFrame, items: DataFrame, pairs: DataFrame, sources: DataFrame) -> Row:
+    """How much there is of everything, and how many models, items or files share a hash with another; in one query."""
+    per_table = [
+        models.agg(F.count("*").alias("models"), _doubles(salt, "model_id")),
+        items.agg(
+            F.count("*").alias("items"), F.count("content_low").alias("contents"),
+            _doubles(salt, "benchmark", "item_id"),
+        ),
+        sources.agg(F.sum("rows").alias("rows"), _doubles(salt, "source")),
+        pairs.agg(F.min("low").alias("lowest"), F.max("high").alias("highest")),
+    ]  # fmt: skip
+    together = reduce(lambda above, below: above.unionByName(below, allowMissingColumns=True), per_table)
+    row = together.agg(
+        *(F.max(name).alias(name) for name in together.columns if name != "doubles"), F.sum("doubles").alias("doubles")
+    ).head()
     assert row is not None
-    return not row[0]
+    return row
+
+
+def _doubles(salt: int, *names: str) -> Column:
+    return (F.count("*") - F.count_distinct(_hash(salt, *names))).alias("doubles")
 
 
 def _hash(salt: int, *names: str) -> Column:
