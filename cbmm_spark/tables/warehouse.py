@@ -28,6 +28,8 @@ from cbmm_spark.tables.spec import TableSpec
 
 _NOTHING_THERE = {"PATH_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"}
 _NOTE_SETTING = "spark.databricks.delta.commitInfo.userMetadata"
+_LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+_SPARKS_LISTING = 10_000
 _NO_CATALOG = {"CATALOG_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE"}
 _NOT_DELTA = {"DELTA_TABLE_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_ONLY_OPERATION"}
 
@@ -242,8 +244,9 @@ class Warehouse:
             In a dry run: how many such files were found (Delta lists 1,000 at most). None otherwise.
         """
         kept = max(hours, SPECS[name].deleted_file_hours)
-        found = self.spark.sql(f"VACUUM {self.sql_name(name)} RETAIN {kept} HOURS{' DRY RUN' if dry_run else ''}")
-        return found.count() if dry_run else None
+        with session_settings(self.spark, {_LISTING: str(_listing_tasks(self.spark))}):
+            found = self.spark.sql(f"VACUUM {self.sql_name(name)} RETAIN {kept} HOURS{' DRY RUN' if dry_run else ''}")
+            return found.count() if dry_run else None
 
     def identifier(self, name: str) -> str:
         """Delta's identifier of the table: another one where it was dropped and made anew.
@@ -497,6 +500,16 @@ def lacks_files(error: Exception) -> bool:
     if isinstance(error, PySparkException) and "FILE_NOT_EXIST" in (error.getCondition() or ""):
         return True
     return isinstance(error, PySparkException | Py4JJavaError) and "FileNotFoundException" in str(error)
+
+
+def _listing_tasks(spark: SparkSession) -> int:
+    """How many tasks VACUUM lists a table's folders with: a few a core, or what is set if that is less.
+
+    Spark's default is for listing as many folders. Delta makes that many tasks whatever there is to list, which takes
+    minutes for all tables on two cores; a table here has a folder a bucket at most.
+    """
+    allowed = int(spark.conf.get(_LISTING, None) or _SPARKS_LISTING)
+    return min(allowed, max(8, 4 * spark.sparkContext.defaultParallelism))
 
 
 def first_line(error: Exception) -> str:
