@@ -48,7 +48,7 @@ def read_inputs(
             if kept.isEmpty():
                 raise InputError(f"no response was evaluated by {as_of}; choose a later --as-of")
             tiles = tiles_of(kept, total, config.pack, version)
-            return Inputs(tiles, model_benchmarks(kept, warehouse.read("models")), items, version, total, versions)
+            return Inputs(tiles, model_benchmarks(kept), items, version, total, versions)
     packed = pack(spark, warehouse, config)
     listener.event("packed", **vars(packed))
     blocks = warehouse.read("response_blocks", packed.blocks_version)

@@ -145,7 +145,7 @@ class _Night:
         self.warehouse.ensure(*TABLES)
         blocks = cut(n_models(self.warehouse))
         tiles = tiles_of(responses, blocks[-1].end, self.config, self.version, blocks)
-        benchmarks_version = self._overwrite(model_benchmarks(responses, self._models()), "model_benchmarks")
+        benchmarks_version = self._overwrite(model_benchmarks(responses), "model_benchmarks")
         blocks_version = self._overwrite(_by_bucket(tiles), "response_blocks")
         return self._report("anew", blocks_version, benchmarks_version, reason=reason)
 
@@ -172,14 +172,10 @@ class _Night:
         """Count the changed models' rows in the changed benchmarks anew; keep all other counts."""
         pairs = changed.columns.select("model_index", "benchmark").distinct()
         responses = self.warehouse.read("responses", self.version).where(changed.models_and_buckets())
-        mine = responses.join(pairs, ["model_index", "benchmark"], "left_semi")
-        anew = model_benchmarks(mine, self._models())
+        anew = model_benchmarks(responses.join(pairs, ["model_index", "benchmark"], "left_semi"))
         stored = self.warehouse.read("model_benchmarks", base)
         kept = stored.join(pairs, ["model_index", "benchmark"], "left_anti").select(*anew.columns)
         return self._overwrite(kept.unionByName(anew).hint("rebalance"), "model_benchmarks")
-
-    def _models(self) -> DataFrame:
-        return self.warehouse.read("models")
 
     def _patch_blocks(self, changed: Changes, base: int) -> tuple[int, int]:
         """Rewrite the tiles of changed columns and of joined model blocks; return the version and how many joined."""
@@ -263,21 +259,14 @@ def n_models(warehouse: Warehouse) -> int:
     return int(row[0])
 
 
-def model_benchmarks(responses: DataFrame, models: DataFrame) -> DataFrame:
-    """Return one row per model and benchmark: rows, rows without a verdict, first and last evaluation.
-
-    Rows are grouped by the model's number; its name, which would have to be read and hashed with every row, comes from
-    `models`.
-    """
-    counted = responses.groupBy("model_index", "benchmark").agg(
+def model_benchmarks(responses: DataFrame) -> DataFrame:
+    """Return one row per model and benchmark: rows, rows without a verdict, first and last evaluation."""
+    return responses.groupBy("model_index", "model_id", "benchmark").agg(
         F.count("*").alias("n_rows"),
         F.count_if(F.col("score").isNull()).alias("n_null"),
         F.min("evaluated_at").alias("first_evaluated_at"),
         F.max("evaluated_at").alias("last_evaluated_at"),
     )
-    counts = [F.col(name) for name in counted.columns if name not in ("model_index", "benchmark")]
-    named = counted.join(models.select("model_index", "model_id"), "model_index")
-    return named.select("model_index", "model_id", "benchmark", *counts)
 
 
 __all__ = ["PackReport", "model_benchmarks", "n_models", "pack", "stored_blocks", "tiles_of"]
