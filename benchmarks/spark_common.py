@@ -114,10 +114,11 @@ def fit_stored(
     return {fit.name: fit for fit in fits}, seconds
 
 
-def _queries(spark: SparkSession) -> list[Any]:
-    """What Spark tells of each query it still remembers, in order."""
+def _queries(spark: SparkSession, after: int = -1) -> list[Any]:
+    """What Spark tells of each query after one, in order, as far as it still remembers them."""
     listed = spark._jsparkSession.sharedState().statusStore().executionsList()
-    return [listed.apply(number) for number in range(listed.size())]
+    found = [listed.apply(number) for number in range(listed.size())]
+    return [query for query in found if query.executionId() > after]
 
 
 def last_query(spark: SparkSession) -> int:
@@ -129,9 +130,7 @@ def spent(spark: SparkSession, after: int, steps: Sequence[str]) -> dict[str, tu
     """Return the queries that came after one and the seconds of their jobs, by the step their description names."""
     store = spark.sparkContext._jsc.sc().statusStore()
     found = dict.fromkeys((*steps, "other"), (0, 0.0))
-    for query in _queries(spark):
-        if query.executionId() <= after:
-            continue
+    for query in _queries(spark, after):
         step = next((step for step in steps if f": {step}" in str(query.description())), "other")
         seconds = 0.0
         for number in str(query.jobs().keys().mkString(" ")).split():
@@ -142,14 +141,9 @@ def spent(spark: SparkSession, after: int, steps: Sequence[str]) -> dict[str, tu
     return found
 
 
-def plan_sizes(spark: SparkSession, text: str, after: int) -> list[int]:
-    """Return the lines of the physical plan of each query after one whose description begins with a text, in order.
-
-    Spark forgets old queries when new ones come: those of before are told by their number, not counted.
-    """
-    found = [
-        query for query in _queries(spark) if query.executionId() > after and str(query.description()).startswith(text)
-    ]
+def plan_sizes(spark: SparkSession, text: str, after: int = -1) -> list[int]:
+    """Return the lines of the physical plan of each query after one whose description begins with a text, in order."""
+    found = [query for query in _queries(spark, after) if str(query.description()).startswith(text)]
     return [len(str(query.physicalPlanDescription()).splitlines()) for query in found]
 
 

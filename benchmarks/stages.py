@@ -34,7 +34,7 @@ def run() -> None:
             forced = LoopOptions(tolerance=1e-300, objective_tolerance=0.0, max_iterations=200, anderson_depth=0)
             fits, _ = fit_stored(spark, tiles, ONE, TINY[0], forced)
             cached = spark.sparkContext._jsc.getPersistentRDDs().size() - before
-            plans = plan_sizes(spark, "iterate", -1)
+            plans = plan_sizes(spark, "iterate")
     seconds = np.array([record.seconds for record in fits["suite"].history])
     rows = [
         {

@@ -142,8 +142,9 @@ class BackfillReport:
         """What is not as asked for, in one line: how many days, and the first reason."""
         partly = [(day, reason) for day, scales in self.left_out.items() for reason in scales.values()]
         day, reason = next(iter((*self.failed.items(), *partly)))
-        told = [f"{len(self.failed)} days were not published"] if self.failed else []
-        told += [f"{len(self.left_out)} lack a scale"] if self.left_out else []
+        failed, partly_scored = len(self.failed), len(self.left_out)
+        told = [f"{failed} {'was' if failed == 1 else 'were'} not published"] if failed else []
+        told += [f"{partly_scored} {'lacks' if partly_scored == 1 else 'lack'} a scale"] if partly_scored else []
         return f"of {len(self.dates)} days {' and '.join(told)}; {day}: {reason}"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import calendar
 import datetime as dt
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from cbmm_spark.errors import ConfigError
@@ -35,23 +36,27 @@ def dates_between(first: dt.date, last: dt.date, every: Every, changes: Sequence
     """
     if first > last:
         raise ConfigError(f"--from {first} is after --to {last}: swap them")
-    days_a_date = {"day": 1, "week": 7, "month": 31, "change": 1}[every]
-    count = len(changes) if every == "change" else (last - first).days // days_a_date
-    if count > MOST_DATES:
+    dates = list(itertools.islice(_dates(first, last, every, changes), MOST_DATES + 1))
+    if len(dates) > MOST_DATES:
         raise ConfigError(
             f"a history from {first} to {last} has more than {MOST_DATES:,} dates, each a published run: "
             "narrow it with --from and --to (a single response with a wrong date may be what makes it long)"
         )
+    return dates
+
+
+def _dates(first: dt.date, last: dt.date, every: Every, changes: Sequence[dt.date]) -> Iterator[dt.date]:
     if every == "change":
-        return [day for day in changes if first <= day <= last]
+        yield from (day for day in changes if first <= day <= last)
+        return
     if every == "month":
         months = (last.year - first.year) * 12 + last.month - first.month
-        dates = [_months_after(first, number) for number in range(months + 1)]
+        steps = (_months_after(first, number) for number in range(months + 1))
     else:
         step = 7 if every == "week" else 1
-        dates = [first + dt.timedelta(days=n) for n in range(0, (last - first).days + 1, step)]
-    dates = [day for day in dates if day <= last]
-    return dates if dates[-1] == last else [*dates, last]
+        steps = (first + dt.timedelta(days=n) for n in range(0, (last - first).days + 1, step))
+    yield from (day for day in steps if day < last)
+    yield last
 
 
 def _months_after(first: dt.date, number: int) -> dt.date:

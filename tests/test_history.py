@@ -11,7 +11,7 @@ import pytest
 
 from cbmm_spark.backfill import BackfillReport
 from cbmm_spark.config import PackConfig, RescoreConfig, ScalesConfig
-from cbmm_spark.dates import dates_between, parse_dates
+from cbmm_spark.dates import MOST_DATES, dates_between, parse_dates
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.history import Evaluated, check_dates, small_enough
 from cbmm_spark.history_blocks import PASS_NUMBERS, portions
@@ -75,6 +75,20 @@ def test_a_history_of_mistaken_length_is_refused(every: str) -> None:
     """One response with a date from long ago or far ahead."""
     with pytest.raises(ConfigError, match=r"from 0001-01-01 to 2999-01-01 has more than 5,000 dates.*--from and --to"):
         dates_between(day("0001-01-01"), day("2999-01-01"), every, [])  # type: ignore[arg-type]
+
+
+FEWEST_TOO_MANY = {"day": "1914-09-24", "week": "1996-11-06", "month": "2317-08-16", "change": "1914-09-24"}
+
+
+@pytest.mark.parametrize("every", FEWEST_TOO_MANY)
+def test_a_history_of_as_many_dates_as_there_may_be_is_not_refused(every: str) -> None:
+    """What counts are the dates from the first to the last, not those on which something was ever evaluated."""
+    changes = [day("1900-01-01") + dt.timedelta(days=n) for n in range(3 * MOST_DATES)]
+    first, last = day("1901-01-15"), day(FEWEST_TOO_MANY[every])
+    allowed = dates_between(first, last - dt.timedelta(days=1), every, changes)  # type: ignore[arg-type]
+    assert len(allowed) == MOST_DATES
+    with pytest.raises(ConfigError, match="more than 5,000 dates"):
+        dates_between(first, last, every, changes)  # type: ignore[arg-type]
 
 
 def test_dates_are_read_from_a_list_in_any_order_and_layout() -> None:
@@ -275,6 +289,8 @@ def test_a_date_that_fails_does_not_stop_the_others() -> None:
 def test_what_a_history_lacks_is_one_line() -> None:
     dates = tuple(DATES[:3])
     failed = BackfillReport(dates, failed={str(DATES[0]): "falls apart"}, exit_code=4)
-    assert failed.complaint() == f"of 3 days 1 days were not published; {DATES[0]}: falls apart"
+    assert failed.complaint() == f"of 3 days 1 was not published; {DATES[0]}: falls apart"
     partly = BackfillReport(dates, left_out={str(DATES[1]): {"x": "x has no anchor"}}, exit_code=4)
-    assert partly.complaint() == f"of 3 days 1 lack a scale; {DATES[1]}: x has no anchor"
+    assert partly.complaint() == f"of 3 days 1 lacks a scale; {DATES[1]}: x has no anchor"
+    both = BackfillReport(dates, failed={"a": "no", "b": "no"}, left_out={"c": {"x": "none"}}, exit_code=4)
+    assert both.complaint() == "of 3 days 2 were not published and 1 lacks a scale; a: no"

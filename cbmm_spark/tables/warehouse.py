@@ -29,7 +29,6 @@ from cbmm_spark.tables.spec import TableSpec
 _NOTHING_THERE = {"PATH_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"}
 _NOTE_SETTING = "spark.databricks.delta.commitInfo.userMetadata"
 _LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
-_SPARKS_LISTING = 10_000
 _NO_CATALOG = {"CATALOG_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE"}
 _NOT_DELTA = {"DELTA_TABLE_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_ONLY_OPERATION"}
 
@@ -505,11 +504,12 @@ def lacks_files(error: Exception) -> bool:
 def _listing_tasks(spark: SparkSession) -> int:
     """How many tasks VACUUM lists a table's folders with: a few a core, or what is set if that is less.
 
-    Spark's default is for listing as many folders. Delta makes that many tasks whatever there is to list, which takes
-    minutes for all tables on two cores; a table here has a folder a bucket at most.
+    Spark's default, 10,000, is for listing as many folders. Delta makes that many tasks whatever there is to list, for
+    all tables that takes minutes on two cores; a table here has a folder a bucket at most.
     """
-    allowed = int(spark.conf.get(_LISTING, None) or _SPARKS_LISTING)
-    return min(allowed, max(8, 4 * spark.sparkContext.defaultParallelism))
+    allowed = spark.conf.get(_LISTING)  # Spark's default where nothing is set
+    assert allowed is not None
+    return min(int(allowed), max(8, 4 * spark.sparkContext.defaultParallelism))
 
 
 def first_line(error: Exception) -> str:
