@@ -35,6 +35,9 @@ class Status:
     ----------
     warehouse
         Its root.
+    published
+        The newest published day, its run and how many days ago it was, or None: what shows that nights fail before they
+        claim their day, as those do whose sources cannot be read.
     nights
         The last runs, the newest first.
     claims
@@ -48,6 +51,7 @@ class Status:
     """
 
     warehouse: str
+    published: dict[str, Any] | None = None
     nights: list[dict[str, Any]] = field(default_factory=list)
     claims: list[dict[str, Any]] = field(default_factory=list)
     ingests: list[dict[str, Any]] = field(default_factory=list)
@@ -79,11 +83,12 @@ def status(warehouse: Warehouse, nights: int, now: dt.datetime | None = None) ->
 
         details = {name: ask(_detail, name) for name in SPECS}
         runs = ask(_runs, nights)
-        ingests = ask(_ingests, nights)
+        ingests, published = ask(_ingests, nights), ask(_published, now)
         found = {name: detail.result() for name, detail in details.items()}
         rows = runs.result()
         return Status(
             warehouse.root,
+            published.result(),
             [_night(row, now) for row in rows if row["listed"]],
             [_claim(row, now) for row in rows if row["status"] == "running"],
             ingests.result(),
@@ -119,6 +124,15 @@ def _runs(warehouse: Warehouse, nights: int) -> list[dict[str, Any]]:
         listed = listed.join(_of_scales(scales), "run_id", "left")
     rows = [_as_utc(row) for row in listed.collect()]
     return sorted(rows, key=lambda row: (row["started_at"], row["run_id"]), reverse=True)
+
+
+def _published(warehouse: Warehouse, now: dt.datetime) -> dict[str, Any] | None:
+    runs = _looked(warehouse, "runs")
+    if runs is None:
+        return None
+    newest = runs.where("status = 'published'").orderBy(F.desc("scored_on"), F.desc("started_at"))
+    row = newest.select("scored_on", "run_id").first()
+    return None if row is None else {**row.asDict(), "days_ago": (now.date() - row["scored_on"]).days}
 
 
 def _of_scales(scales: DataFrame) -> DataFrame:
@@ -200,11 +214,20 @@ def gates_in_words(text: str | None) -> str | None:
 def as_text(told: Status) -> str:
     """The screen."""
     claims = [_claim_in_words(claim) for claim in told.claims] or ["no run holds a day"]
-    parts = [f"warehouse {told.warehouse}", _nights_table(told.nights), "\n".join(claims)]
+    parts = [f"warehouse {told.warehouse}\n{_published_in_words(told.published)}", _nights_table(told.nights)]
+    parts.append("\n".join(claims))
     parts += [_ingests_table(told.ingests), _sizes_table(told.tables)]
     if told.missing:
         parts.append(f"not there: {', '.join(told.missing)}")
     return "\n\n".join(filter(None, parts))
+
+
+def _published_in_words(published: Mapping[str, Any] | None) -> str:
+    if published is None:
+        return "nothing is published"
+    days = published["days_ago"]
+    ago = "today" if days == 0 else f"{abs(days)} day{'s' * (abs(days) != 1)} {'ago' if days > 0 else 'ahead'}"
+    return f"last published: {published['scored_on']}, {ago}, by run {published['run_id']}"
 
 
 def _nights_table(nights: Sequence[Mapping[str, Any]]) -> str:

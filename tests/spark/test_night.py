@@ -226,9 +226,12 @@ def test_what_is_behind_a_location(first: Place, spark: SparkSession, tmp_path: 
 
 def test_status_is_one_screen_of_it(first: Place) -> None:
     before = first.versions()
-    told = status(first.warehouse, 3)
+    (day,) = [row["scored_on"] for row in first.warehouse.read("runs").collect()]
+    later = dt.datetime.combine(day + dt.timedelta(days=2), dt.time(3), dt.UTC)
+    told = status(first.warehouse, 3, now=later)
     assert first.versions() == before
     (night,) = told.nights
+    assert told.published == {"scored_on": day, "run_id": night["run_id"], "days_ago": 2}
     assert (night["status"], night["models"], night["items"], night["scales"]) == ("published", MODELS, ITEMS, 1)
     assert night["seconds"] > 0
     assert told.claims == []
@@ -241,6 +244,7 @@ def test_status_is_one_screen_of_it(first: Place) -> None:
     text = as_text(told)
     assert night["run_id"] in text
     assert "no run holds a day" in text
+    assert f"last published: {day}, 2 days ago, by run {night['run_id']}" in text
 
 
 def test_status_looks_at_what_is_not_whole(spark: SparkSession, place: Place) -> None:
@@ -264,7 +268,9 @@ def test_status_looks_at_what_is_not_whole(spark: SparkSession, place: Place) ->
     assert told.claims[0]["seconds_since_sign_of_life"] == 5400
     (problem,) = [each for each in told.tables if "problem" in each]
     assert problem["table"] == "items"
+    assert told.published is None
     text = as_text(told)
+    assert "nothing is published" in text
     assert "2026-05-11 is held by run dead, last sign of life 1 h 30 min ago" in text
     assert "no ingest yet" in text
     assert "not a Delta table" in text
