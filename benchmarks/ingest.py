@@ -1,4 +1,4 @@
-"""Spark on two cores: ingest of long Parquet rows against a plain shuffle of them, and of lm-eval sample files."""
+"""Spark on two cores: ingest of long rows beside a plain shuffle of them, a night of 1 % after it, lm-eval files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from benchmarks.common import report
 from benchmarks.spark_common import last_query, session, spent
 from cbmm_spark.config import Config
 from cbmm_spark.ingest import IngestReport, ingest
+from cbmm_spark.pack import pack
 from cbmm_spark.tables import Warehouse
 
 ROWS = 100_000_000
@@ -44,11 +45,14 @@ def _warm(spark: SparkSession, root: Path) -> None:
     _ingest(spark, root / "warm", root / "warm_warehouse")
 
 
-def _long_rows(spark: SparkSession, rows: int, path: Path) -> None:
-    """Write rows of models x 10,000 items in five benchmarks, a date a model, with names as they are in the field."""
+def _long_rows(spark: SparkSession, rows: int, path: Path, first: int = 0) -> None:
+    """Write rows of models x 10,000 items in five benchmarks, a date a model, with names as they are in the field.
+
+    The row `first` is the first one: what was written before it belongs to other models.
+    """
     number, model = F.col("id"), F.floor(F.col("id") / ITEMS).cast("int")
     files = max(2, rows // ITEMS // MODELS_PER_FILE)
-    spark.range(0, rows, 1, files).select(
+    spark.range(first, first + rows, 1, files).select(
         F.concat(F.lit("organisation-"), model % 37, F.lit("/model-"), model, F.lit("-instruct")).alias("model"),
         F.concat(F.lit("benchmark_"), number % ITEMS % 5).alias("benchmark"),
         F.concat(F.lit("question-"), F.lpad((number % ITEMS).cast("string"), 6, "0")).alias("item"),
@@ -75,6 +79,20 @@ def _parquet(spark: SparkSession, rows: int, root: Path) -> list[dict[str, Any]]
     steps = spent(spark, before, STEPS)
     timed["the same again, unchanged"], again = _ingest(spark, root / "long", root / "warehouse")
     assert (first.new, again.unchanged) == (rows, rows)
+    timed["packing it anew"] = _packed(spark, root / "warehouse", "anew")
+    new = max(ITEMS, rows // 100 // ITEMS * ITEMS)
+    _long_rows(spark, new, root / "night", first=rows)
+    timed["a night of 1 % new models: ingest"], night = _ingest(spark, root / "night", root / "warehouse")
+    assert night.new == new
+    timed["a night of 1 % new models: packing"] = _packed(spark, root / "warehouse", "incremental")
+    *_, anew, night_ingest, night_pack = timed.values()
+    rebuilt = timed["ingest into an empty warehouse"] + anew
+    ratio: dict[str, Any] = {
+        "what": "a night of 1 % new models beside ingest and packing of all",
+        "rows": new,
+        "seconds": night_ingest + night_pack,
+        "of a rebuild": (night_ingest + night_pack) / rebuilt,
+    }
     floors = list(timed.values())[:2]
     within: list[dict[str, Any]] = [
         {"what": f"  of the first one: {step}, {queries} queries", "rows": rows, "seconds": seconds}
@@ -83,15 +101,23 @@ def _parquet(spark: SparkSession, rows: int, root: Path) -> list[dict[str, Any]]
     return [
         {
             "what": name,
-            "rows": rows,
+            "rows": new if "night" in name else rows,
             "seconds": seconds,
-            "M rows/s": rows / seconds / 1e6,
-            "of the shuffle": seconds / floors[0],
-            "of the written shuffle": seconds / floors[1],
+            "M rows/s": (new if "night" in name else rows) / seconds / 1e6,
+            "of the shuffle": None if "night" in name else seconds / floors[0],
+            "of the written shuffle": None if "night" in name else seconds / floors[1],
+            "of a rebuild": None,
             "MB/s": None,
         }
         for name, seconds in timed.items()
-    ] + within
+    ] + [ratio, *within]
+
+
+def _packed(spark: SparkSession, warehouse: Path, mode: str) -> float:
+    began = time.perf_counter()
+    found = pack(spark, Warehouse(spark, str(warehouse)), Config())
+    assert found.mode == mode, found
+    return time.perf_counter() - began
 
 
 def _as_table(long: DataFrame, path: Path) -> None:

@@ -23,11 +23,12 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.config import Config, PackConfig
 from cbmm_spark.errors import InputError
+from cbmm_spark.held import persisted
 from cbmm_spark.model_blocks import ModelBlock, cut, extended, joined
 from cbmm_spark.pack_changes import Changes, FeedMissingError, changes_of, moved_starts, tiles_where
 from cbmm_spark.packed_state import APPLICATION, TABLES, Note, Packed, committed_version, differs, packed
-from cbmm_spark.tables import Warehouse, recorded, with_commit_retry
-from cbmm_spark.tiles import TOO_MANY, Layout, patched_tiles, tiles_of
+from cbmm_spark.tables import SPECS, Warehouse, recorded, with_commit_retry
+from cbmm_spark.tiles import TOO_MANY, Layout, benchmark_kinds, kind_columns, patched_tiles, tiles_of
 
 _logger = logging.getLogger(__name__)
 
@@ -144,8 +145,11 @@ class _Night:
         responses = self.warehouse.read("responses", self.version)
         self.warehouse.ensure(*TABLES)
         blocks = cut(n_models(self.warehouse))
-        tiles = tiles_of(responses, blocks[-1].end, self.config, self.version, blocks)
-        benchmarks_version = self._overwrite(model_benchmarks(responses), "model_benchmarks")
+        with persisted(_counted(responses)) as counted:
+            tiles = tiles_of(
+                responses, blocks[-1].end, self.config, self.version, blocks, kinds=benchmark_kinds(counted)
+            )
+            benchmarks_version = self._overwrite(_model_benchmarks(counted), "model_benchmarks")
         blocks_version = self._overwrite(_by_bucket(tiles), "response_blocks")
         return self._report("anew", blocks_version, benchmarks_version, reason=reason)
 
@@ -261,12 +265,22 @@ def n_models(warehouse: Warehouse) -> int:
 
 def model_benchmarks(responses: DataFrame) -> DataFrame:
     """Return one row per model and benchmark: rows, rows without a verdict, first and last evaluation."""
+    return _model_benchmarks(_counted(responses))
+
+
+def _counted(responses: DataFrame) -> DataFrame:
+    """`model_benchmarks`, and what decides how a benchmark is packed; one reading of all rows for both."""
     return responses.groupBy("model_index", "model_id", "benchmark").agg(
         F.count("*").alias("n_rows"),
         F.count_if(F.col("score").isNull()).alias("n_null"),
         F.min("evaluated_at").alias("first_evaluated_at"),
         F.max("evaluated_at").alias("last_evaluated_at"),
+        *kind_columns(),
     )
+
+
+def _model_benchmarks(counted: DataFrame) -> DataFrame:
+    return counted.select(*SPECS["model_benchmarks"].column_names)
 
 
 __all__ = ["PackReport", "model_benchmarks", "n_models", "pack", "stored_blocks", "tiles_of"]

@@ -31,6 +31,9 @@ TILE = ("benchmark", "benchmark_bucket", "item_block", "model_start")
 COLUMN = ("benchmark", "benchmark_bucket", "item_block", "model_index")
 """A column of a tile: one model on the items of one block. The unit in which changes are read anew."""
 
+Kinds = tuple[list[str], list[str]]
+"""Benchmarks packed as words, and as cells."""
+
 TOO_MANY = f"more than {MAX_ATTEMPTS} attempts"
 
 _WHOLE = 2.0**26
@@ -71,7 +74,12 @@ class Layout:
 
 
 def tiles_of(
-    responses: DataFrame, models: int, config: PackConfig, version: int, blocks: Sequence[ModelBlock] | None = None
+    responses: DataFrame,
+    models: int,
+    config: PackConfig,
+    version: int,
+    blocks: Sequence[ModelBlock] | None = None,
+    kinds: Kinds | None = None,
 ) -> DataFrame:
     """Return `response_blocks` rows for canonical responses.
 
@@ -87,6 +95,8 @@ def tiles_of(
         Written to `responses_version`.
     blocks
         Model blocks that hold every model; as wide as they may be if not given.
+    kinds
+        Of the benchmarks of `responses`, where they are known (`benchmark_kinds`); else the rows are read once more.
 
     Raises
     ------
@@ -95,7 +105,7 @@ def tiles_of(
     """
     layout = Layout(cut(models) if blocks is None else blocks, config)
     scored = responses.where(F.col("score").isNotNull())
-    plain, other = benchmark_kinds(scored)
+    plain, other = _kinds_of(scored) if kinds is None else kinds
     if not (plain or other):
         raise InputError("no response has a verdict: every score is null, so there is nothing to fit")
     parts = []
@@ -126,7 +136,7 @@ def patched_tiles(
         Written to `responses_version`.
     """
     scored = responses.where(F.col("score").isNotNull())
-    _, other = benchmark_kinds(scored)
+    _, other = _kinds_of(scored)
     of_other = F.col("benchmark").isin(other) if other else F.lit(False)
     parts = []
     for kind, mine in ((_WORDS, ~of_other), (_CELLS, of_other)):
@@ -140,19 +150,43 @@ def patched_tiles(
     return _finished(parts, version)
 
 
-def benchmark_kinds(scored: DataFrame) -> tuple[list[str], list[str]]:
-    """Return the benchmarks with one whole answer a cell, and the others; both small."""
+def kind_columns() -> tuple[Column, ...]:
+    """Aggregates of responses that decide how their benchmark is packed; rows without a verdict do not count."""
+    attempt = F.when(F.col("score").isNotNull(), F.col("attempt"))
+    return (
+        F.min(attempt).alias("lowest_attempt"),
+        F.max(attempt).alias("highest_attempt"),
+        F.bool_and(F.col("score").isin(0.0, 1.0)).alias("is_whole"),
+    )
+
+
+def benchmark_kinds(counted: DataFrame) -> Kinds:
+    """Tell the benchmarks with one whole answer a cell from the others.
+
+    Parameters
+    ----------
+    counted
+        benchmark and `kind_columns`, any number of rows a benchmark.
+
+    Returns
+    -------
+    tuple
+        The former and the latter, both ordered and small. A benchmark without a verdict is in neither.
+    """
+    single = F.min("lowest_attempt") == F.max("highest_attempt")
     kinds = (
-        scored.groupBy("benchmark")
-        .agg(
-            (F.min("attempt") == F.max("attempt")).alias("single"),
-            F.bool_and(F.col("score").isin(0.0, 1.0)).alias("whole"),
-        )
+        counted.groupBy("benchmark")
+        .agg(single.alias("is_single"), F.bool_and("is_whole").alias("is_whole"))
+        .where(F.col("is_whole").isNotNull())
         .orderBy("benchmark")
         .collect()
     )
-    plain = [row["benchmark"] for row in kinds if row["single"] and row["whole"]]
-    return plain, [row["benchmark"] for row in kinds if not (row["single"] and row["whole"])]
+    plain = [row["benchmark"] for row in kinds if row["is_single"] and row["is_whole"]]
+    return plain, [row["benchmark"] for row in kinds if not (row["is_single"] and row["is_whole"])]
+
+
+def _kinds_of(responses: DataFrame) -> Kinds:
+    return benchmark_kinds(responses.groupBy("benchmark").agg(*kind_columns()))
 
 
 def _of_benchmarks(scored: DataFrame, names: list[str], there_are_others: bool) -> DataFrame:
@@ -320,4 +354,4 @@ _DDL = ", ".join(
     if field.name != "responses_version"
 )
 
-__all__ = ["COLUMN", "TILE", "TOO_MANY", "Layout", "benchmark_kinds", "patched_tiles", "tiles_of"]
+__all__ = ["COLUMN", "TILE", "TOO_MANY", "Layout", "benchmark_kinds", "kind_columns", "patched_tiles", "tiles_of"]

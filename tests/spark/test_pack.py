@@ -14,10 +14,12 @@ from cbmm_spark.config import Config, PackConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.pack import pack, tiles_of
 from cbmm_spark.tables import Warehouse
+from cbmm_spark.tiles import benchmark_kinds, kind_columns
 from tests.kernels.layouts import drawn
 from tests.spark.helpers import Matrix, cells_of_parts, long_table, responses_of, store, unpacked
 
 SMALL = PackConfig(items_per_block=16)
+KIND = ("lowest_attempt", "highest_attempt", "is_whole")
 
 
 def packed(spark: SparkSession, parts: dict[str, Matrix], models: int, config: PackConfig = SMALL) -> list[Any]:
@@ -47,6 +49,27 @@ def test_tiles_hold_exactly_the_responses(spark: SparkSession) -> None:
     assert {b[1:] for b in blocks if b[0] == "complete"} == {(0, 1, 16), (1, 17, 16), (2, 33, 8)}
     assert {(t["model_start"], t["n_models"], t["responses_version"]) for t in tiles} == {(1, 21, 7)}
     assert sum(t["n_responses"] for t in tiles) == len(meant)
+
+
+def test_how_a_benchmark_is_packed_does_not_depend_on_how_its_rows_were_counted(spark: SparkSession) -> None:
+    """Rows without a verdict do not count, nor does it matter whether rows are counted together or by model."""
+    answers = {  # score and attempt of each row; the models take turns
+        "one answer": [(1.0, 0), (0.0, 0), (1.0, 0)],
+        "one answer, always the second": [(1.0, 1), (0.0, 1)],
+        "null at another attempt": [(1.0, 0), (None, 3), (0.0, 0)],
+        "attempts of one model": [(1.0, 0), (0.0, 0), (1.0, 1)],
+        "a fraction": [(1.0, 0), (0.25, 0)],
+        "a fraction beside null": [(None, 0), (0.25, 0)],
+        "no verdict": [(None, 0), (None, 1)],
+    }
+    rows = [(name, n % 2, score, attempt) for name, of in answers.items() for n, (score, attempt) in enumerate(of)]
+    frame = spark.createDataFrame(rows, "benchmark string, model int, score double, attempt int")
+    meant = (
+        ["null at another attempt", "one answer", "one answer, always the second"],
+        ["a fraction", "a fraction beside null", "attempts of one model"],
+    )
+    for key in (["benchmark"], ["benchmark", "model"], ["benchmark", "model", "attempt", "score"]):
+        assert benchmark_kinds(frame.groupBy(*key).agg(*kind_columns()).select("benchmark", *KIND)) == meant
 
 
 def test_few_responses_are_packed_sparsely(spark: SparkSession) -> None:
