@@ -12,19 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import reduce
 from typing import Literal
 
 from delta.exceptions.base import ConcurrentWriteException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark import dimensions
 from cbmm_spark.batch import Batch, first_key, key_in_words
 from cbmm_spark.errors import InputError
-from cbmm_spark.held import persisted
+from cbmm_spark.held import as_it_is, persisted
 from cbmm_spark.responses import HASHED_KEY, KEY
 from cbmm_spark.settings import session_settings
-from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
+from cbmm_spark.tables import BENCHMARK_BUCKETS, SPECS, Warehouse, with_commit_retry
 from cbmm_spark.tables.warehouse import MICROSECONDS, commit_note
 
 CHANGES = ("new", "corrected", "redated")
@@ -112,7 +113,7 @@ def compare(accepted: DataFrame, stored: DataFrame, rule: Rule) -> DataFrame:
 
 @contextmanager
 def merge_settings(spark: SparkSession, note: Mapping[str, str], *, insert_only: bool) -> Iterator[None]:
-    """Settings of a MERGE whose source is persisted and laid out as it should be: no second shuffle of it, and no copy.
+    """Settings of a MERGE whose source is persisted and laid out as it should be: no second shuffle or sort, no copy.
 
     With updates Delta passes over the source twice and insists on a copy of its own
     (DELTA_MERGE_SOURCE_CACHED_DURING_EXECUTION).
@@ -120,6 +121,7 @@ def merge_settings(spark: SparkSession, note: Mapping[str, str], *, insert_only:
     settings = {
         "spark.databricks.delta.commitInfo.userMetadata": commit_note(note),
         "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
+        "spark.sql.maxConcurrentOutputFileWriters": str(BENCHMARK_BUCKETS),  # else rows are sorted again
         **MICROSECONDS,
     }
     if insert_only:
@@ -161,8 +163,9 @@ class _Commit:
             if stored is None:
                 counts, changes, corrections = {"new": self.batch.counts.keys}, self.batch.accepted, ()
             else:
-                compared = held.enter_context(persisted(compare(self.batch.accepted, stored, self.rule)))
-                rows = compared.groupBy("became").count().collect()  # at most five
+                with as_it_is(self.warehouse.spark):
+                    compared = held.enter_context(persisted(compare(self.batch.accepted, stored, self.rule)))
+                    rows = compared.groupBy("became").count().collect()  # at most five
                 counts = {row["became"]: row["count"] for row in rows}
                 changes = compared.where(F.col("became").isin(*CHANGES))
                 self._refuse_contradictions(counts, compared)
@@ -255,7 +258,7 @@ class _Commit:
             .join(F.broadcast(self._models()), "model_hash")
             .join(self._small(self._items()), "item_hash")
             .withColumn("ingested_at", F.lit(self.started).cast("timestamp"))
-            .sortWithinPartitions("benchmark_bucket", "model_index", "benchmark", "item_index", "attempt")
+            .sortWithinPartitions(_place())
         )
 
     def _skipping(self, numbers: _Numbers) -> str:
@@ -280,6 +283,17 @@ class _Commit:
             outcome = merge.execute().head()
         assert outcome is not None
         return int(outcome["num_inserted_rows"]), int(outcome["num_updated_rows"])
+
+
+def _place() -> Column:
+    """Where a row lies among those of its task: by bucket, then model, then item.
+
+    As one number, which Spark sorts by its digits, three times as fast as it compares columns. Only the layout hangs on
+    it: beyond 2^27 models or 2^30 items of a benchmark some files would be less well skipped.
+    """
+    parts = (("benchmark_bucket", 6, 57), ("model_index", 27, 30), ("item_index", 30, 0))
+    bits = [F.shiftleft(F.col(name).cast("long").bitwiseAND(F.lit((1 << width) - 1)), at) for name, width, at in parts]
+    return reduce(lambda above, below: above.bitwiseOR(below), bits)
 
 
 def _shown(score: float | None) -> str:
