@@ -30,6 +30,8 @@ from cbmm_spark.text_table import duration, text_table
 STEPS = ("backup", "retention", "optimize", "vacuum")
 """In their order: a copy is made before anything goes."""
 
+_RESPONSES_HOURS = SPECS["responses"].deleted_file_hours
+
 VERSIONED = ("responses",)
 """Tables whose version says whether something is to be done: VACUUM writes no entries to their history."""
 
@@ -205,10 +207,10 @@ def _vacuum(warehouse: Warehouse, config: Config, report: MaintainReport, progre
         ):
             table.vacuumed = warehouse.vacuum(table.table, hours, report.dry_run)
         progress.event("vacuum", dry_run=report.dry_run, **asdict(table))
+    kept = f"files of versions older than {hours:,} hours (responses: {max(hours, _RESPONSES_HOURS):,})"
     if not report.dry_run:
-        return f"files of versions older than {hours:,} hours (responses: 30 days) removed"
-    found = sum(table.vacuumed or 0 for table in report.tables.values())
-    return f"{found:,} files of versions older than {hours:,} hours would be removed"
+        return f"{kept} removed"
+    return f"{sum(table.vacuumed or 0 for table in report.tables.values()):,} {kept} would be removed"
 
 
 def _present(warehouse: Warehouse, report: MaintainReport) -> list[TableReport]:

@@ -240,12 +240,13 @@ class Warehouse:
         Returns
         -------
         int or None
-            In a dry run: how many such files were found (Delta lists 1,000 at most). None otherwise.
+            In a dry run: how many such files were found. None otherwise.
         """
         kept = max(hours, SPECS[name].deleted_file_hours)
         with session_settings(self.spark, {_LISTING: str(_listing_tasks(self.spark))}):
             found = self.spark.sql(f"VACUUM {self.sql_name(name)} RETAIN {kept} HOURS{' DRY RUN' if dry_run else ''}")
-            return found.count() if dry_run else None
+            # Delta lists folders too, those that stay because of what is in them among them.
+            return found.where(F.col("path").rlike(r"[.][^./=]+$")).count() if dry_run else None
 
     def identifier(self, name: str) -> str:
         """Delta's identifier of the table: another one where it was dropped and made anew.
