@@ -23,6 +23,7 @@ REASONS = (
     "missing_model",
     "missing_benchmark",
     "missing_item",
+    "missing_score",
     "undecodable_model",
     "undecodable_benchmark",
     "undecodable_item",

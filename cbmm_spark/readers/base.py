@@ -362,6 +362,11 @@ def assumed(roles: Roles, options: ReadOptions) -> dict[str, Column]:
     return found
 
 
+def unquoted(number: Column) -> Column:
+    """Take off the quotes that Spark gives to NaN and Infinity of a JSON text where these stood without."""
+    return F.regexp_replace(number, '^"([+-]?(?:NaN|INF|Infinity))"$', "$1")
+
+
 def row_as_json(frame: DataFrame, leave_out: Sequence[str] = ()) -> Column:
     """All columns of a row as a JSON object, nulls included."""
     kept = [column(name) for name in frame.columns if name not in leave_out]

@@ -24,6 +24,7 @@ from cbmm_spark.readers.base import (
     assign_roles,
     assumed,
     canonical,
+    unquoted,
 )
 from cbmm_spark.readers.delimited import has_suffix
 from cbmm_spark.readers.files import lines_of, numbered_lines, reading
@@ -86,6 +87,7 @@ def of_lines(lines: DataFrame, options: ReadOptions, path: str) -> RawFrame:
         F.col(f"parsed.{_MALFORMED}").alias(_MALFORMED),
         *_taken(taken, options),
         *(F.col("parsed").getField(name).alias(f"_flag {name}") for name in flags),
+        _has_no_score(taken["score"]).alias("_has_no_score"),
     )
     malformed = F.col(_MALFORMED).isNotNull()
     return canonical(
@@ -95,7 +97,7 @@ def of_lines(lines: DataFrame, options: ReadOptions, path: str) -> RawFrame:
         path,
         source=F.col("_source"),
         position=F.col("_position") if "position" in own else None,
-        problem=F.when(malformed, "malformed_row"),
+        problem=F.when(malformed, "malformed_row").when(F.col("_has_no_score"), "missing_score"),
         raw=F.when(malformed, F.to_json(F.struct(F.col("_value").alias("row")))).otherwise(F.col("_value")),
         flags={name: f"_flag {name}" for name in flags},
     )
@@ -120,10 +122,19 @@ def _given(options: ReadOptions) -> set[str]:
 def _taken(taken: dict[str, tuple[str, ...]], options: ReadOptions) -> list[Column]:
     """One column a role: the first of its keys that the line has. Unlike rows, lines may differ in their keys."""
     otherwise = {"benchmark": options.default_benchmark, "attempt": str(FIRST_ATTEMPT)}
-    return [
-        F.coalesce(*(F.col("parsed").getField(key) for key in keys), F.lit(otherwise.get(role))).alias(role)
+    found = {
+        role: F.coalesce(*(F.col("parsed").getField(key) for key in keys), F.lit(otherwise.get(role)))
         for role, keys in taken.items()
-    ]
+    }
+    found["score"] = unquoted(found["score"])
+    return [value.alias(role) for role, value in found.items()]
+
+
+def _has_no_score(keys: tuple[str, ...]) -> Column:
+    """Whether a line has none of the keys of a score; one that is null is no verdict."""
+    is_null = F.coalesce(*(F.col("parsed").getField(key) for key in keys)).isNull()
+    present = F.arrays_overlap(F.json_object_keys("value"), F.array(*map(F.lit, keys)))
+    return F.when(is_null, ~F.coalesce(present, F.lit(True))).otherwise(False)  # lines that are no object: malformed
 
 
 READER = Reader("jsonl", "JSON lines, one object a response", _detect, _read)

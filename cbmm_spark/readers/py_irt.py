@@ -12,13 +12,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import InputError
-from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Roles, Sample, canonical
+from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Roles, Sample, canonical, unquoted
 from cbmm_spark.readers.files import lines_of, numbered_lines
 
 _SUBJECT = re.compile(r'^\s*\{(.*[,\s])?\s*"subject_id"\s*:', re.DOTALL)
 _RESPONSES = re.compile(r'"responses"\s*:\s*\{')
 _OPTIONS = {"allowNonNumericNumbers": "true"}
-_QUOTED = r'^"([+-]?(NaN|INF|Infinity))"$'  # how Spark writes NaN and Infinity that stood there without quotes
 
 
 def _detect(sample: Sample) -> str | None:
@@ -58,7 +57,7 @@ def _of_lines(lines: DataFrame, options: ReadOptions, path: str) -> RawFrame:
     frame = frame.select(
         *("subject_id", *origin, "malformed", "value", "empty"),
         F.explode_outer("by_item").alias("item", "answer"),
-    ).withColumn("response", F.regexp_replace("answer", _QUOTED, "$1"))
+    ).withColumn("response", unquoted(F.col("answer")))
     response = F.struct("subject_id", "item", "response")
     return canonical(
         frame,

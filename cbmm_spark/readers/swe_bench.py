@@ -201,14 +201,13 @@ def _check_complete(records: DataFrame, path: str) -> None:
 
 
 def _strings(elements: Column) -> Column:
-    """The ids among a list's elements: texts and numbers as text, null as null."""
-    return F.transform(
-        F.filter(elements, lambda each: ~_is_nested(each)), lambda e: F.try_variant_get(e, "$", "string")
-    )
+    """The ids among a list's elements: texts, and numbers as text."""
+    return F.transform(F.filter(elements, lambda each: ~_is_no_id(each)), lambda e: F.try_variant_get(e, "$", "string"))
 
 
-def _is_nested(element: Column) -> Column:
-    return F.coalesce(F.schema_of_variant(element).rlike("^(OBJECT|ARRAY)"), F.lit(False))
+def _is_no_id(element: Column) -> Column:
+    """Whether an element is null, true or false, a list or an object."""
+    return F.coalesce(F.schema_of_variant(element).rlike("^(OBJECT|ARRAY|VOID|BOOLEAN)"), F.lit(True))
 
 
 def _entries(items: Column, status: str | None, problem: str | None = None, by: str | None = None) -> Column:
@@ -238,7 +237,7 @@ def _of_lists() -> Column:
         _entries(others, "unresolved", None, _UNLISTED)))  # fmt: skip
     all_elements = F.concat(*(F.coalesce(F.col(f"ids_{name}"), F.array().cast("array<variant>"))
                               for name in (*LISTS, "submitted")))  # fmt: skip
-    nested = F.transform(F.filter(all_elements, _is_nested), lambda e: F.try_variant_get(e, "$", "string"))
+    nested = F.transform(F.filter(all_elements, _is_no_id), lambda e: F.try_variant_get(e, "$", "string"))
     parts.append(_entries(nested, None, "malformed_row"))
     return F.concat(*parts)
 

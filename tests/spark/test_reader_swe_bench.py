@@ -182,7 +182,7 @@ def test_mixed_lists_and_summaries(spark: SparkSession, tmp_path: Path) -> None:
             7,
             None,
             '{"resolved": ["z"]}',
-            {"model": "z", "resolved": ["a", {"id": "b"}, 7, None], "unresolved": []},
+            {"model": "z", "resolved": ["a", {"id": "b"}, 7, None, True], "unresolved": []},
         ],
     )
     write(tmp_path / "summary.json", {"total_instances": 3, "resolved_instances": 1, "resolved": 1})
@@ -204,7 +204,8 @@ def test_mixed_lists_and_summaries(spark: SparkSession, tmp_path: Path) -> None:
             ("all.json", 8, "z", "a", "resolved", None),
             ("all.json", 8, "z", '{"id":"b"}', None, bad),
             ("all.json", 8, "z", "7", "resolved", None),
-            ("all.json", 8, "z", None, "resolved", None),
+            ("all.json", 8, "z", None, None, bad),
+            ("all.json", 8, "z", "true", None, bad),
             ("summary.json", None, "summary", None, None, "no_result"),
             ("broken.json", None, "broken", None, None, bad),
         ],

@@ -25,6 +25,7 @@ from cbmm_spark.cli import check_input
 from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.readers import RAW_COLUMNS, READERS, RawFrame, ReadOptions, read_source
+from cbmm_spark.responses import validate
 from tests.spark.reader_samples import defaults_of
 
 LONG = {"model": ["007", "m2"], "item": ["i1", "i,2"], "correct": [1, 0]}
@@ -185,6 +186,25 @@ def test_ragged_lines_are_refused_not_shifted(read: Read, tmp_path: Path) -> Non
         assert all(json.loads(row["raw"])["row"] for row in problems)
     good = raw.frame.where(F.col("problem").isNull()).count()
     assert good == 1
+
+
+def test_a_line_without_a_score_is_told_from_one_without_a_verdict(spark: SparkSession, tmp_path: Path) -> None:
+    """Numbers that are none and null are no verdict; a key that is missing, whatever else is there, is a fault."""
+    scores = ["NaN", "null", '""', '"nan"', '"NaN"', "Infinity", "-Infinity", "1", "0", "true", '"maybe"']
+    lines = [f'{{"model":"m","item":"i{at}","correct":{score}}}' for at, score in enumerate(scores)]
+    lines += ['{"model":"m","item":"none"}', '{"model":"m","item":"other","acc":1,"Correct":1}']
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    rules = IngestConfig()
+    raw, _, _ = read_source(spark, str(path), "jsonl", ReadOptions(rules))
+    judged = {row["item_id"]: (row["score"], row["reason"]) for row in validate(raw.frame, rules).collect()}
+    nothing, bad = (None, None), (None, "unreadable_score")
+    expected = [nothing] * 5 + [(float("inf"), "score_out_of_range"), (float("-inf"), "score_out_of_range")]
+    expected += [(1.0, None), (0.0, None), (1.0, None), bad]
+    found = [judged.pop(f"i{at}") for at in range(len(scores))]
+    assert [reason for _, reason in found] == [reason for _, reason in expected]
+    assert [score for score, reason in found if reason is None] == [s for s, reason in expected if reason is None]
+    assert {item: reason for item, (_, reason) in judged.items()} == dict.fromkeys(("none", "other"), "missing_score")
 
 
 def test_parquet_text_types_and_folders(spark: SparkSession, read: Read, tmp_path: Path) -> None:
