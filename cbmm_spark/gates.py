@@ -166,7 +166,7 @@ class Verdict:
         more = f" (and {len(failures) - _SHOWN} more)" if len(failures) > _SHOWN else ""
         raise GateError(
             f"{'; '.join(finding.sentence for finding in failures[:_SHOWN])}{more}: nothing published, the last night "
-            "stays; if this is as it should be run again with --accept-gates, or change [gates]"
+            "stays; if this is as it should be, `cbmm-spark rescore --accept-gates` publishes it; or change [gates]"
         )
 
 
