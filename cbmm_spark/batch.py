@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame, Observation, Row, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.held import persisted
+from cbmm_spark.held import as_it_is, persisted
 from cbmm_spark.names import HASHES, Names, make_names
 from cbmm_spark.readers import FIRST_ATTEMPT, LEFT_OUT, RawFrame
 from cbmm_spark.responses import (
@@ -34,6 +34,9 @@ from cbmm_spark.tables import BENCHMARK_BUCKETS
 
 OTHER_ATTEMPT = "other_attempt"
 """Why rows are left out whose attempt is not the one that `ingest.attempts` takes."""
+
+STOPPED = "stopped_benchmark"
+"""Why rows are left out of whose benchmark an item has two contents."""
 
 _NARROW = ("benchmark", "model_id", "item_id", "attempt", "score", "evaluated_at", "source", "is_accepted")
 
@@ -71,7 +74,8 @@ class Batch:
     invalid
         Rows refused by themselves, without those of undecidable keys.
     left_out
-        Records that are no responses by the source's design, by why (`readers.LEFT_OUT`), and other attempts.
+        Records that are no responses by the source's design, by why (`readers.LEFT_OUT`), other attempts, and what is
+        of a stopped benchmark.
     defaults
         What was assumed about how many rows.
     counts
@@ -126,8 +130,9 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
     names = make_names(_valid(rows), sources, held)
     if not names.n_rows:
         raise InputError(f"{path} holds no rows")
-    keys = held.enter_context(persisted(one_row_per_key(_hashed(_valid(observed), names))))
-    all_valid = _count(keys)
+    with as_it_is(source.frame.sparkSession):
+        keys = held.enter_context(persisted(one_row_per_key(_hashed(_valid(observed), names))))
+        all_valid = _count(keys)
     # Spark forgets what it observed in a plan that turns out to be empty.
     told = watched.get if all_valid.rows else _asked(source.frame, counted)
     seen = {name: int(told[f"c{number}"]) for number, name in enumerate(conditions)}
@@ -155,6 +160,22 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
         left_out=left_out,
         defaults={name: count for name, count in seen.items() if count},
         counts=counts,
+    )
+
+
+def without_benchmarks(batch: Batch, benchmarks: Sequence[str]) -> Batch:
+    """Leave some benchmarks out of a batch; their rows are counted in `left_out`, refused ones stay refused."""
+    names, mine = batch.names, F.col("benchmark").isin(list(benchmarks))
+    gone = F.broadcast(names.items.where(mine).select("item_hash"))
+    rest = batch.accepted.join(gone, "item_hash", "left_anti").select(*batch.accepted.columns)
+    score = F.coalesce("score", F.lit(MISSING))
+    counts = _count(rest.withColumns({"lowest": score, "highest": score}))
+    return replace(
+        batch,
+        names=replace(names, items=names.items.where(~mine), pairs=names.pairs.where(~mine)),
+        accepted=rest,
+        counts=counts,
+        left_out={**batch.left_out, STOPPED: batch.counts.rows - counts.rows},
     )
 
 

@@ -9,17 +9,21 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.batch import Batch
+from cbmm_spark.batch import Batch, without_benchmarks
 from cbmm_spark.config import ChecksConfig, Strictness
 from cbmm_spark.errors import InputError
 from cbmm_spark.tables import Warehouse
 
 _SHOWN = 3
+_LETS_PASS = 'ingest.checks.{name} = "warn" lets it pass'
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of a benchmark the models of a batch answered: shares of the items that any of them has."""
+    """How much of a benchmark the models of a batch answered: shares of the items that any of them has.
+
+    A row without a verdict is no answer (case R7: what ended in an error is missing, and coverage shows it).
+    """
 
     benchmark: str
     models: int
@@ -34,6 +38,50 @@ class Coverage:
         if self.lowest == 1.0:
             return f"{models}, all answered"
         return f"{models}, {self.mean:.1%} answered on average, least by {self.lowest_model!r}: {self.lowest:.1%}"
+
+
+def stop_benchmarks(warehouse: Warehouse, batch: Batch, checks: ChecksConfig, whole: bool) -> tuple[Batch, str]:
+    """Leave the benchmarks out of a batch of which an item has two contents: their answers must not be mixed (case R9).
+
+    Parameters
+    ----------
+    warehouse
+        What is stored already.
+    batch
+        What is to be stored.
+    checks
+        Whether it is looked for so strictly.
+    whole
+        Take all of the batch or nothing.
+
+    Returns
+    -------
+    tuple
+        The rest of the batch, and what stopped the others; empty where nothing did.
+
+    Raises
+    ------
+    InputError
+        There is no rest, or all of it was asked for; nothing was written.
+    """
+    if checks.content != "fail":
+        return batch, ""
+    told = _two_contents(warehouse, batch)
+    if not told:
+        return batch, ""
+    stopped = sorted({name for _, names in told for name in names})
+    why = "; ".join(sentence for sentence, _ in told)
+    others = batch.names.pairs.where(~F.col("benchmark").isin(stopped))
+    if whole or others.isEmpty():
+        raise InputError(f"{batch.path}: {why}; nothing was written ({_LETS_PASS.format(name='content')})")
+    return without_benchmarks(batch, stopped), why
+
+
+def stopped_by_content(path: str, why: str) -> InputError:
+    """Return the complaint about an input of which some benchmarks were left out."""
+    return InputError(
+        f"{path}: {why}; nothing of these benchmarks was written, the others were ({_LETS_PASS.format(name='content')})"
+    )
 
 
 def check_batch(warehouse: Warehouse, batch: Batch, checks: ChecksConfig) -> list[str]:
@@ -55,7 +103,7 @@ def check_batch(warehouse: Warehouse, batch: Batch, checks: ChecksConfig) -> lis
     """
     found: list[str] = []
     steps: Sequence[tuple[Strictness, str, Callable[[Warehouse, Batch], list[str]]]] = (
-        (checks.content, "content", _two_contents),
+        (checks.content, "content", lambda *about: [sentence for sentence, _ in _two_contents(*about)]),
         (checks.names, "names", _names_alike),
         (checks.vanished, "vanished", _vanished),
     )
@@ -64,9 +112,7 @@ def check_batch(warehouse: Warehouse, batch: Batch, checks: ChecksConfig) -> lis
             continue
         told = look(warehouse, batch)
         if told and strictness == "fail":
-            raise InputError(
-                f'{batch.path}: {told[0]}; nothing was written (ingest.checks.{name} = "warn" lets it pass)'
-            )
+            raise InputError(f"{batch.path}: {told[0]}; nothing was written ({_LETS_PASS.format(name=name)})")
         found += told
     return found
 
@@ -103,15 +149,17 @@ def _answered(batch: Batch) -> DataFrame:
     names, counts = batch.names, batch.counts
     is_plain = names.attempts[0] == names.attempts[1] and counts.rows == counts.keys and batch.undecidable is None
     if is_plain:
-        return names.pairs.select("benchmark", "model_id", F.col("rows").alias("items"))
-    cells = batch.accepted.select("model_hash", "item_hash").distinct()
+        return names.pairs.select("benchmark", "model_id", F.col("answered").alias("items"))
+    cells = batch.accepted.where(F.col("score").isNotNull()).select("model_hash", "item_hash").distinct()
     named = cells.join(names.models, "model_hash").join(names.items.select("item_hash", "benchmark"), "item_hash")
-    return named.groupBy("benchmark", "model_id").agg(F.count("*").alias("items"))
+    counted = named.groupBy("benchmark", "model_id").agg(F.count("*").alias("items"))
+    pairs = names.pairs.select("benchmark", "model_id").join(counted, ["benchmark", "model_id"], "left")
+    return pairs.withColumn("items", F.coalesce("items", F.lit(0)))  # a model may have no verdict at all
 
 
 # ------------------------------------------------------------------------------------------------ contents
-def _two_contents(warehouse: Warehouse, batch: Batch) -> list[str]:
-    """Items with two contents, within the batch or between it and what is stored (cases R9, and renamed tasks)."""
+def _two_contents(warehouse: Warehouse, batch: Batch) -> list[tuple[str, list[str]]]:
+    """Items with two contents, within the batch or between it and what is stored: in words, and their benchmarks."""
     if not batch.names.has_content:
         return []
     found = batch.names.items.select("benchmark", "item_id", F.col("content_low").alias("low"),
@@ -121,19 +169,20 @@ def _two_contents(warehouse: Warehouse, batch: Batch) -> list[str]:
         stored = warehouse.read("items").where(F.col("content_hash").isNotNull())
         joined = found.join(stored.select("benchmark", "item_id", "content_hash"), ["benchmark", "item_id"])
         told.append(_contents_sentence(joined.where(F.hex("low") != F.col("content_hash")), "than the stored one"))
-    return [sentence for sentence in told if sentence]
+    return [(sentence, benchmarks) for sentence, benchmarks in told if benchmarks]
 
 
-def _contents_sentence(items: DataFrame, where: str) -> str:
+def _contents_sentence(items: DataFrame, where: str) -> tuple[str, list[str]]:
     benchmarks = items.groupBy("benchmark").agg(F.count("*").alias("items"), F.min("item_id").alias("item_id"))
     rows = benchmarks.orderBy("benchmark").collect()  # one a benchmark
     if not rows:
-        return ""
+        return "", []
     shown = ", ".join(f"{r['items']} of {r['benchmark']!r} (such as {r['item_id']!r})" for r in rows[:_SHOWN])
-    return (
+    sentence = (
         f"items have another content {where}: {shown}{_and_more(rows)}; give the versions of the benchmark names of "
-        "their own ([ingest.benchmarks])"
+        "their own ([ingest.benchmarks], if need be an ingest and a mapping for each)"
     )
+    return sentence, [r["benchmark"] for r in rows]
 
 
 # ------------------------------------------------------------------------------------------------ names

@@ -122,7 +122,7 @@ def _ingest(given: argparse.Namespace) -> int:
     preflight.check_writable(config.warehouse)
     with Progress(given.output) as progress, _spark(config, "cbmm-spark ingest") as spark:
         from cbmm_spark.ingest import ingest
-        from cbmm_spark.ingest_report import nothing_accepted
+        from cbmm_spark.ingest_report import complaint
         from cbmm_spark.tables import Warehouse
 
         warehouse = Warehouse(spark, _root(config.warehouse))
@@ -143,8 +143,9 @@ def _ingest(given: argparse.Namespace) -> int:
             **dataclasses.asdict(report),
             table=warehouse.location("responses"),
         )
-        if report.read and not report.accepted:
-            raise nothing_accepted(warehouse, given.input, report.read)
+        failure = complaint(warehouse, report)
+        if failure is not None:
+            raise failure
     return 0
 
 

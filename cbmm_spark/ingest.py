@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame, SparkSession
 
 from cbmm_spark.batch import make_batch
-from cbmm_spark.checks import check_batch, coverage
+from cbmm_spark.checks import check_batch, coverage, stop_benchmarks
 from cbmm_spark.config import Config, IngestConfig, load_mapping
 from cbmm_spark.describe import describe_jobs
 from cbmm_spark.errors import ConfigError
@@ -180,6 +180,8 @@ def take_in(
         with reading(given.path), session_settings(spark, _LIMITS):
             batch = make_batch(raw, rules, given.path, held)
         describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: check")
+        # What quarantine held is taken whole or not at all: it is removed there.
+        batch, stopped = stop_benchmarks(warehouse, batch, rules.checks, whole=reread is not None)
         warnings = check_batch(warehouse, batch, rules.checks)
         describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: compare and commit")
         outcome = commit_batch(warehouse, batch, rules.duplicates, started)
@@ -216,8 +218,10 @@ def take_in(
         given=given.kept(),
         removed=refused.removed,
         lost=refused.lost,
+        stopped=stopped,
     )
-    keep_report(warehouse, report, started, fingerprint)
+    # Without a fingerprint the next night reads it again, however often.
+    keep_report(warehouse, report, started, None if stopped else fingerprint)
     return report
 
 

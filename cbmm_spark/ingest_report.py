@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from cbmm_spark import __version__
-from cbmm_spark.checks import Coverage
+from cbmm_spark.checks import Coverage, stopped_by_content
 from cbmm_spark.errors import InputError
 from cbmm_spark.tables import SPECS, Warehouse
 
@@ -91,7 +91,7 @@ class IngestReport:
     missing
         Accepted responses without a verdict.
     left_out
-        Records that are no responses by the source's own design, by why.
+        Records that are no responses by the source's own design, by why, and rows of stopped benchmarks.
     defaults
         What was assumed where the source does not say it, and about how many rows.
     quarantined, examples
@@ -108,6 +108,8 @@ class IngestReport:
         Rows taken out of quarantine, because they were read again and not refused.
     lost
         Rows of quarantine that their files do not hold any more, by file: they stay.
+    stopped
+        Why some benchmarks were left out (`checks.stop_benchmarks`); empty where none was.
     """
 
     ingest_id: str
@@ -134,6 +136,7 @@ class IngestReport:
     given: Mapping[str, str] = field(default_factory=dict)
     removed: int = 0
     lost: Mapping[str, int] = field(default_factory=dict)
+    stopped: str = ""
 
     @property
     def refused(self) -> int:
@@ -174,11 +177,15 @@ class IngestReport:
         return told
 
 
-def nothing_accepted(warehouse: Warehouse, path: str, read: int) -> InputError:
-    """Return the complaint about an input of which every row was refused."""
+def complaint(warehouse: Warehouse, report: IngestReport) -> InputError | None:
+    """Return what an ingest that ended is to fail with: every row was refused, or a benchmark was stopped."""
+    if report.stopped:
+        return stopped_by_content(report.path, report.stopped)
+    if not report.read or report.accepted:
+        return None
     return InputError(
-        f"none of the {read:,} rows of {path} is a response; they are in {warehouse.location('quarantine')} with their "
-        "reasons"
+        f"none of the {report.read:,} rows of {report.path} is a response; they are in "
+        f"{warehouse.location('quarantine')} with their reasons"
     )
 
 
@@ -218,4 +225,5 @@ _LEFT_OUT = {
     "other_metric": "other measures of answers that are taken already",
     "no_result": "records that carry no answer",
     "other_attempt": "attempts beside the one that counts (ingest.attempts)",
+    "stopped_benchmark": "rows of benchmarks of which an item has two contents (ingest.checks.content)",
 }

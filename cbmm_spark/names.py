@@ -37,7 +37,8 @@ class Names:
         benchmark, item_id, item_hash, and content_low and content_high: the smallest and largest hash of its contents,
         null where the source does not tell contents.
     pairs
-        benchmark, model_id, rows, of every model and benchmark that have a valid row in common.
+        benchmark, model_id, answered, of every model and benchmark that have a valid row in common: how many of these
+        rows have a verdict.
     sources
         source, source_hash, rows.
     n_models, n_items
@@ -83,14 +84,14 @@ def make_names(valid: DataFrame, sources: DataFrame, held: ExitStack) -> Names:
     Parameters
     ----------
     valid
-        Acceptable rows: benchmark, model_id, item_id, attempt, content (long or null). Read twice, without a shuffle of
-        rows.
+        Acceptable rows: benchmark, model_id, item_id, attempt, score, content (long or null). Read twice, without a
+        shuffle of rows.
     sources
         source, rows.
     held
         What is persisted is released with it.
     """
-    attempts = (F.min("attempt").alias("low"), F.max("attempt").alias("high"), F.count("*").alias("rows"))
+    attempts = (F.min("attempt").alias("low"), F.max("attempt").alias("high"), F.count("score").alias("answered"))
     contents = (F.min("content").alias("content_low"), F.max("content").alias("content_high"))
     pairs = held.enter_context(persisted(valid.groupBy("benchmark", "model_id").agg(*attempts)))
     items = held.enter_context(persisted(valid.groupBy("benchmark", "item_id").agg(*contents)))

@@ -27,7 +27,7 @@ from cbmm_spark.config import Config
 from cbmm_spark.describe import job_description
 from cbmm_spark.errors import CbmmError, InputError
 from cbmm_spark.ingest import IngestReport, ingest
-from cbmm_spark.ingest_report import nothing_accepted
+from cbmm_spark.ingest_report import complaint
 from cbmm_spark.output import Progress
 from cbmm_spark.pack import pack
 from cbmm_spark.packed_state import TABLES, differs, packed
@@ -100,7 +100,7 @@ class NightReport:
     night_id
         Identifier, in the provenance of every commit of the night.
     scored_on, run_id
-        The day and its published run, as far as they are known.
+        The day and its published run; None as far as the night did not come to them.
     steps, sources
         What became of each.
     warnings
@@ -203,9 +203,18 @@ class Night:
             yield
         except Exception as error:
             step.outcome, step.note = "failed", _one_line(error)
-            self.report.error = error
+            self._end_with(step.step, error)
         finally:
             step.seconds = round(time.perf_counter() - began, 3)
+
+    def _end_with(self, step: str, error: Exception) -> None:
+        """Make an error the night's, and its code the exit code: now nothing is published. Sources that failed before
+        stay named.
+        """
+        sources = self.report.error
+        if sources is not None and isinstance(error, CbmmError):
+            error = type(error)(f"{error} (step {step}; before it, {_one_line(sources)})")
+        self.report.error = error
 
     def _ingest(self) -> tuple[str, str]:
         nightly = self._config.nightly
@@ -226,7 +235,7 @@ class Night:
         first = self.report.error
         if first is None or isinstance(first, CbmmError):
             stops = self._config.nightly.on_source_error == "stop"
-            ends = "nothing is scored" if stops else "the others are scored"
+            ends = "nothing is scored" if stops else "the night goes on without them"
             names = "; ".join(f"{report.name}: {report.note}" for report in failed)
             kind = InputError if first is None else type(first)
             self.report.error = kind(f"{len(failed)} of {len(self.report.sources)} sources failed, {ends}: {names}")
@@ -255,8 +264,9 @@ class Night:
                 fingerprint=decision.fingerprint,
             )
             self._tell(done, report)
-            if done.read and not done.accepted:
-                raise nothing_accepted(self._warehouse, source.input, done.read)
+            failure = complaint(self._warehouse, done)
+            if failure is not None:
+                raise failure
         except Exception as error:
             report.outcome, report.note = "failed", _one_line(error)
             self._fail(error)
@@ -290,6 +300,7 @@ class Night:
         return "done", f"{done.tiles:,} tiles, {version}" if done.repacked else f"current already, {version}"
 
     def _rescore(self) -> tuple[str, str]:
+        self.report.scored_on = self._as_of or dt.datetime.now(dt.UTC).date()  # a failure is of this day
         done = self._scored_already()
         if done is not None:
             self.report.run_id, self.report.scored_on = done

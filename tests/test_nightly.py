@@ -14,7 +14,7 @@ import pytest
 
 from cbmm_spark import arguments, maintain, nightly
 from cbmm_spark.config import Config, NightlyConfig, SolverConfig, SourceConfig
-from cbmm_spark.errors import CbmmError, ConflictError, InputError, NotConvergedError
+from cbmm_spark.errors import CbmmError, ConflictError, GateError, InputError, NotConvergedError
 from cbmm_spark.ingest import IngestReport
 from cbmm_spark.nightly import Night, NightReport, as_event, as_text, same_fit
 from cbmm_spark.output import Progress
@@ -189,9 +189,29 @@ def test_a_step_that_fails_ends_the_night_with_its_code(stage: Stage, step: str,
     assert stage.outcomes(report)[nightly.STEPS.index(step)] == "failed"
 
 
-def test_the_error_of_the_score_goes_before_that_of_a_source(stage: Stage) -> None:
-    stage.fails = {"a": InputError("x"), "rescore": NotConvergedError("y")}
-    assert stage.night("a", on_error="continue").exit_code == 4
+@pytest.mark.parametrize("step", ["pack", "rescore"])
+@pytest.mark.parametrize("error", [NotConvergedError("y"), GateError("y"), InputError("y"), ConflictError("y")])
+def test_the_code_of_a_step_goes_before_that_of_a_source_and_both_are_named(
+    stage: Stage, step: str, error: CbmmError
+) -> None:
+    stage.fails = {"a": InputError("no such file"), step: error}
+    report = stage.night("a", on_error="continue")
+    assert (report.exit_code, type(report.error)) == (error.exit_code, type(error))
+    assert str(report.error) == (
+        f"y (step {step}; before it, 1 of 1 sources failed, the night goes on without them: a: no such file)"
+    )
+
+
+def test_a_bug_in_a_step_is_the_nights_error_as_it_is(stage: Stage) -> None:
+    bug = ZeroDivisionError("oh")
+    stage.fails = {"a": InputError("no such file"), "rescore": bug}
+    assert stage.night("a", on_error="continue").error is bug
+
+
+def test_a_score_that_fails_is_of_its_day(stage: Stage) -> None:
+    stage.fails = {"rescore": GateError("y")}
+    report = stage.night("a")
+    assert (report.run_id, report.scored_on) == (None, dt.datetime.now(dt.UTC).date())
 
 
 def test_ctrl_c_ends_the_night_at_once(stage: Stage) -> None:

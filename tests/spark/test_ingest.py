@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +26,7 @@ from cbmm_spark import ingest as module
 from cbmm_spark.config import ChecksConfig, Config, IngestConfig
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.ingest import IngestReport, ingest
+from cbmm_spark.ingest_report import complaint
 from cbmm_spark.readers import RAW_COLUMNS, RawFrame
 from cbmm_spark.tables import Warehouse
 
@@ -251,6 +255,22 @@ def test_duplicates_may_be_an_error(warehouse: Warehouse, take: Take) -> None:
     assert versions(warehouse) == before
 
 
+def test_what_upkeep_would_remove_are_files_that_it_removes(take: Take, warehouse: Warehouse) -> None:
+    """A correction leaves folders of the change feed, which Delta lists and which stay."""
+    take([("m1", "i1", 1, "2026-01-01")])
+    take([("m1", "i1", 0, "2026-01-02")])
+    folder = Path(warehouse.location("responses"))
+    assert list((folder / "_change_data").rglob("*.parquet"))
+    assert warehouse.vacuum("responses", 168, dry_run=True) == 0
+    old = next(folder.glob("benchmark_bucket=*")) / "part-00000-left.c000.snappy.parquet"
+    old.write_bytes(b"left by a job that was killed")
+    os.utime(old, (0, 0))
+    assert warehouse.vacuum("responses", 168, dry_run=True) == 1
+    assert old.exists()
+    warehouse.vacuum("responses", 168)
+    assert not old.exists()
+
+
 def test_dates_decide_between_inputs(warehouse: Warehouse, take: Take) -> None:
     take([("m", "a", 1, "2024-02-01"), ("m", "b", 1, None), ("m", "c", 1, "2024-02-01"), ("m", "d", 1, "2024-02-01")])
     report = take(
@@ -431,10 +451,21 @@ def test_what_vanished_from_the_same_files_is_told_and_stays(take: Take, warehou
 
 
 def test_coverage_is_reported(take: Take) -> None:
-    rows = [("m1", f"i{i}", 1) for i in range(4)] + [("m2", "i0", 1), ("m2", "i1", None), ("m3", "i0", 0)]
+    rows = [("m1", f"i{i}", 1) for i in range(4)] + [("m2", "i0", 1), ("m2", "i1", 0), ("m3", "i0", 0)]
     (covered,) = take(rows).coverage
     assert (covered.models, covered.items, covered.lowest, covered.lowest_model) == (3, 4, 0.25, "m3")
     assert covered.mean == pytest.approx((1 + 0.5 + 0.25) / 3)
+
+
+@pytest.mark.parametrize("repeated", [[], [("m1", "i0", 1)]], ids=["plain", "with a row that repeats another"])
+def test_what_has_no_verdict_is_not_covered(take: Take, repeated: list[Any]) -> None:
+    """Case R7: an error is missing, and coverage shows it; for a model without any verdict too."""
+    rows = [("m1", f"i{i}", 1) for i in range(4)] + [("m2", f"i{i}", None if i else 0) for i in range(4)]
+    nothing = [("m3", f"i{i}", None) for i in range(4)]
+    (covered,) = take(rows + nothing + repeated).coverage
+    assert (covered.models, covered.items, covered.lowest, covered.lowest_model) == (3, 4, 0.0, "m3")
+    assert covered.mean == pytest.approx((1 + 0.25 + 0) / 3)
+    assert "answered on average" in covered.line()
 
 
 def test_every_ingest_has_its_row(take: Take, warehouse: Warehouse) -> None:
@@ -449,10 +480,10 @@ def test_every_ingest_has_its_row(take: Take, warehouse: Warehouse) -> None:
         assert row["started_at"] <= row["finished_at"]
 
 
-def with_contents(spark: SparkSession, rows: list[tuple[str, str, str, str]]) -> RawFrame:
-    """A reader's frame of (model, item, score, content_hash), each of benchmark b."""
+def with_contents(spark: SparkSession, rows: Sequence[tuple[str | None, ...]], benchmark: str = "b") -> RawFrame:
+    """A reader's frame of (model, item, score, content_hash), each of one benchmark."""
     frame = spark.createDataFrame(rows, "model_id string, item_id string, score_raw string, content_hash string")
-    given = {"benchmark": "b", "attempt": "1", "source": "f", "raw": "{}"}
+    given = {"benchmark": benchmark, "attempt": "1", "source": "f", "raw": "{}"}
     others = {name: F.lit(given.get(name)).cast("string") for name in RAW_COLUMNS if name not in frame.columns}
     return RawFrame(frame.withColumns(others).withColumn("position", F.lit(0).cast("long")).select(*RAW_COLUMNS))
 
@@ -477,6 +508,40 @@ def test_one_id_with_two_contents_stops_the_input(
     assert warned.new == len(parts[-1])
     hashes = {row["item_id"]: row["content_hash"] for row in warehouse.read("items").collect()}
     assert (hashes["i3"], hashes["i2"] is None) == (None, False)
+
+
+@pytest.mark.parametrize("nights", [1, 2])
+def test_a_benchmark_with_two_contents_is_stopped_and_the_others_are_taken_in(
+    spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, nights: int
+) -> None:
+    """Within an input, and between nights; the input fails, and a night reads it again."""
+    good = [("m1", "i1", "1", "h1"), ("m2", "i1", "0", "h1"), ("m2", "i1", "0", "h1"), ("m2", "i2", None, None)]
+    bad = [("m1", "i1", "1", "h1"), ("m1", "i2", "1", "h2"), ("m2", "i1", "0", "other"), ("m2", "i3", "maybe", None)]
+    earlier, last = ([], bad) if nights == 1 else (bad[:2], bad[2:])
+    waiting = [with_contents(spark, earlier, "torn")] if earlier else []
+    whole = with_contents(spark, good, "whole").frame
+    waiting.append(RawFrame(with_contents(spark, last, "torn").frame.unionByName(whole)))
+    monkeypatch.setattr(module, "read_source", lambda *_: (waiting.pop(0), "test", "given"))
+    for _ in range(nights - 1):
+        ingest(spark, warehouse, Config(), "x")
+    before = Counter(row["benchmark"] for row in warehouse.read("responses").collect()) if nights == 2 else Counter()
+    report = ingest(spark, warehouse, Config(), "x", fingerprint="print")
+    check(report)
+    assert report.left_out == {"stopped_benchmark": len(last) - 1}  # the refused row is in quarantine
+    assert report.quarantined == {"unreadable_score": 1}
+    assert (report.new, report.collapsed, report.missing) == (3, 1, 1)
+    assert [each.benchmark for each in report.coverage] == ["whole"]
+    after = Counter(row["benchmark"] for row in warehouse.read("responses").collect())
+    assert after == before + Counter(whole=3)
+    failure = complaint(warehouse, report)
+    assert failure is not None
+    assert failure.exit_code == 3
+    assert re.search(r"1 of 'torn' \(such as 'i1'\).*nothing of these benchmarks was written", str(failure))
+    kept = warehouse.read("ingests").where(F.col("ingest_id") == report.ingest_id).first()
+    assert kept is not None
+    assert kept["input_fingerprint"] is None
+    items = {row["benchmark"] for row in warehouse.read("items").collect()}
+    assert items == ({"whole", "torn"} if nights == 2 else {"whole"})
 
 
 def test_other_names_are_stored_under_one(spark: SparkSession, warehouse: Warehouse, tmp_path: Path) -> None:
