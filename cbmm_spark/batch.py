@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from pyspark.sql import Column, DataFrame, Observation, Row, Window
+from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config import IngestConfig
@@ -30,6 +30,7 @@ from cbmm_spark.responses import (
     resolve_conflicts,
     validate,
 )
+from cbmm_spark.settings import session_settings
 from cbmm_spark.tables import BENCHMARK_BUCKETS
 
 OTHER_ATTEMPT = "other_attempt"
@@ -37,6 +38,9 @@ OTHER_ATTEMPT = "other_attempt"
 
 STOPPED = "stopped_benchmark"
 """Why rows are left out of whose benchmark an item has two contents."""
+
+ROWS_A_TASK = 500_000
+"""About how many rows of a batch one task holds."""
 
 _NARROW = ("benchmark", "model_id", "item_id", "attempt", "score", "evaluated_at", "source", "is_accepted")
 
@@ -106,7 +110,7 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
     path
         For messages.
     held
-        What is persisted is released with it.
+        What is persisted is released with it. Until then the session has as many shuffle partitions as the rows need.
 
     Raises
     ------
@@ -130,7 +134,9 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
     names = make_names(_valid(rows), sources, held)
     if not names.n_rows:
         raise InputError(f"{path} holds no rows")
-    with as_it_is(source.frame.sparkSession):
+    spark = source.frame.sparkSession
+    held.enter_context(session_settings(spark, _partitions(spark, names.n_rows)))
+    with as_it_is(spark):
         keys = held.enter_context(persisted(one_row_per_key(_hashed(_valid(observed), names))))
         all_valid = _count(keys)
     # Spark forgets what it observed in a plan that turns out to be empty.
@@ -161,6 +167,17 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
         defaults={name: count for name, count in seen.items() if count},
         counts=counts,
     )
+
+
+def _partitions(spark: SparkSession, rows: int) -> dict[str, str]:
+    """As many shuffle partitions as keep a task's rows within its memory, and its table of keys within the caches.
+
+    A session of few cores has few: 100 million rows would be 25 million a task, whose sorting needs gigabytes.
+    """
+    name = "spark.sql.shuffle.partitions"
+    set_to = spark.conf.get(name)
+    assert set_to is not None
+    return {name: str(max(int(set_to), -(-rows // ROWS_A_TASK)))}
 
 
 def without_benchmarks(batch: Batch, benchmarks: Sequence[str]) -> Batch:

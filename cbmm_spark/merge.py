@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark import dimensions
-from cbmm_spark.batch import Batch, first_key, key_in_words
+from cbmm_spark.batch import ROWS_A_TASK, Batch, first_key, key_in_words
 from cbmm_spark.errors import InputError
 from cbmm_spark.held import as_it_is, persisted
 from cbmm_spark.responses import HASHED_KEY, KEY
@@ -34,7 +34,6 @@ CHANGES = ("new", "corrected", "redated")
 Rule = Literal["latest", "first", "error"]
 
 _CORRECTIONS_SHOWN = 3
-_ROWS_A_TASK = 500_000
 _MODELS_BY_NUMBER = 500  # up to so many models the comparison lists their numbers, above it gives a range
 _ITEMS_TO_BROADCAST = 1_000_000  # names of items, about 100 bytes each, that an executor surely holds
 
@@ -229,7 +228,7 @@ class _Commit:
         dimensions.register(self.warehouse, dimensions.ITEMS, items, self.note)
         updates = sum(counts.get(change, 0) for change in ("corrected", "redated"))
         # A night that is small is written by few tasks, for each of them leaves a file for each bucket.
-        tasks = -(-sum(counts.get(change, 0) for change in CHANGES) // _ROWS_A_TASK)
+        tasks = -(-sum(counts.get(change, 0) for change in CHANGES) // ROWS_A_TASK)
         rows = self._numbered(changes.coalesce(tasks))
         inserted, updated = self._merge(rows, skipping, with_updates=bool(updates))
         if (inserted, updated) != (counts.get("new", 0), updates):
