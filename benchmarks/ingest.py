@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -64,7 +65,14 @@ def _long_rows(spark: SparkSession, rows: int, path: Path, first: int = 0) -> No
 def _ingest(spark: SparkSession, path: Path, warehouse: Path) -> tuple[float, IngestReport]:
     began = time.perf_counter()
     found = ingest(spark, Warehouse(spark, str(warehouse)), Config(), str(path))
-    return time.perf_counter() - began, found
+    seconds = time.perf_counter() - began
+    _told(f"ingest of {found.read:,} rows, {found.new:,} of them new", seconds)
+    return seconds, found
+
+
+def _told(what: str, seconds: float) -> None:
+    """Say each figure when it is there: the rest takes many minutes."""
+    print(f"{what}: {seconds:.1f} s", file=sys.stderr, flush=True)
 
 
 def _parquet(spark: SparkSession, rows: int, root: Path) -> list[dict[str, Any]]:
@@ -117,7 +125,9 @@ def _packed(spark: SparkSession, warehouse: Path, mode: str) -> float:
     began = time.perf_counter()
     found = pack(spark, Warehouse(spark, str(warehouse)), Config())
     assert found.mode == mode, found
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    _told(f"packed {mode}", seconds)
+    return seconds
 
 
 def _as_table(long: DataFrame, path: Path) -> None:
@@ -160,4 +170,6 @@ def _sample(doc: int, prompt: str, correct: float) -> str:
 def _seconds(action: Callable[[], None]) -> float:
     began = time.perf_counter()
     action()
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    _told("a shuffle", seconds)
+    return seconds
