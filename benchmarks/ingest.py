@@ -85,8 +85,7 @@ def _parquet(spark: SparkSession, rows: int, root: Path) -> list[dict[str, Any]]
     before = last_query(spark)
     timed["ingest into an empty warehouse"], first = _ingest(spark, root / "long", root / "warehouse")
     steps = spent(spark, before, STEPS)
-    timed["the same again, unchanged"], again = _ingest(spark, root / "long", root / "warehouse")
-    assert (first.new, again.unchanged) == (rows, rows)
+    assert first.new == rows
     timed["packing it anew"] = _packed(spark, root / "warehouse", "anew")
     new = max(ITEMS, rows // 100 // ITEMS * ITEMS)
     _long_rows(spark, new, root / "night", first=rows)
@@ -94,6 +93,8 @@ def _parquet(spark: SparkSession, rows: int, root: Path) -> list[dict[str, Any]]
     assert night.new == new
     timed["a night of 1 % new models: packing"] = _packed(spark, root / "warehouse", "incremental")
     *_, anew, night_ingest, night_pack = timed.values()
+    timed["the first one again, unchanged"], again = _ingest(spark, root / "long", root / "warehouse")
+    assert again.unchanged == rows
     rebuilt = timed["ingest into an empty warehouse"] + anew
     ratio: dict[str, Any] = {
         "what": "a night of 1 % new models beside ingest and packing of all",
