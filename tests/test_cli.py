@@ -176,6 +176,8 @@ def test_version() -> None:
 class Report:
     read: int = 1
     accepted: int = 1
+    path: str = "input.csv"
+    stopped: str = ""
 
 
 @pytest.fixture
@@ -296,6 +298,20 @@ def test_an_input_without_a_single_response_is_rejected(
     assert json.loads(said.out)["event"] == "ingested"  # what was refused is told all the same
     assert said.err.count("\n") == 1
     assert "none of the 7 rows" in said.err
+
+
+def test_a_stopped_benchmark_is_told_after_what_was_taken_in(
+    without_spark: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], input_file: str
+) -> None:
+    import cbmm_spark.ingest
+
+    report = Report(read=7, accepted=3, stopped="items have another content")
+    monkeypatch.setattr(cbmm_spark.ingest, "ingest", lambda *_a, **_o: report)
+    assert cli.main(["ingest", "--input", input_file, "--warehouse", "w"]) == 3
+    said = capfd.readouterr()
+    assert json.loads(said.out)["accepted"] == 3
+    assert said.err.count("\n") == 1
+    assert "items have another content; nothing of these benchmarks was written, the others were" in said.err
 
 
 def test_binary_names_in_a_message_are_escaped(capfd: pytest.CaptureFixture[str]) -> None:
