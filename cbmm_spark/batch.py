@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config import IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.held import as_it_is, persisted
+from cbmm_spark.held import persisted
 from cbmm_spark.names import HASHES, Names, make_names
 from cbmm_spark.readers import FIRST_ATTEMPT, LEFT_OUT, RawFrame
 from cbmm_spark.responses import (
@@ -136,9 +136,8 @@ def make_batch(source: RawFrame, rules: IngestConfig, path: str, held: ExitStack
         raise InputError(f"{path} holds no rows")
     spark = source.frame.sparkSession
     held.enter_context(session_settings(spark, _partitions(spark, names.n_rows)))
-    with as_it_is(spark):
-        keys = held.enter_context(persisted(one_row_per_key(_hashed(_valid(observed), names))))
-        all_valid = _count(keys)
+    keys = held.enter_context(persisted(one_row_per_key(_hashed(_valid(observed), names))))
+    all_valid = _count(keys)
     # Spark forgets what it observed in a plan that turns out to be empty.
     told = watched.get if all_valid.rows else _asked(source.frame, counted)
     seen = {name: int(told[f"c{number}"]) for number, name in enumerate(conditions)}

@@ -15,7 +15,6 @@ from cbmm_spark.errors import InputError
 from cbmm_spark.tables import Warehouse
 
 _SHOWN = 3
-_LETS_PASS = 'ingest.checks.{name} = "warn" lets it pass'
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,27 @@ class Coverage:
         return f"{models}, {self.mean:.1%} answered on average, least by {self.lowest_model!r}: {self.lowest:.1%}"
 
 
-def stop_benchmarks(warehouse: Warehouse, batch: Batch, checks: ChecksConfig, whole: bool) -> tuple[Batch, str]:
-    """Leave the benchmarks out of a batch of which an item has two contents: their answers must not be mixed (case R9).
+@dataclass(frozen=True)
+class Checked:
+    """What the checks leave of a batch.
+
+    Attributes
+    ----------
+    batch
+        What may be stored.
+    warnings
+        What a person should look at, in sentences.
+    stopped
+        Why some benchmarks are not in `batch` any more; empty where all are.
+    """
+
+    batch: Batch
+    warnings: tuple[str, ...]
+    stopped: str
+
+
+def check_batch(warehouse: Warehouse, batch: Batch, checks: ChecksConfig, whole: bool) -> Checked:
+    """Look a batch over.
 
     Parameters
     ----------
@@ -50,71 +68,48 @@ def stop_benchmarks(warehouse: Warehouse, batch: Batch, checks: ChecksConfig, wh
     batch
         What is to be stored.
     checks
-        Whether it is looked for so strictly.
+        How strict to be. A benchmark of which an item has two contents is left out where content is "fail": answers to
+        them must not be mixed (case R9).
     whole
-        Take all of the batch or nothing.
-
-    Returns
-    -------
-    tuple
-        The rest of the batch, and what stopped the others; empty where nothing did.
+        Take all benchmarks or none.
 
     Raises
     ------
     InputError
-        There is no rest, or all of it was asked for; nothing was written.
+        A check set to "fail" found something, and nothing is left or all was asked for; nothing was written.
     """
-    if checks.content != "fail":
-        return batch, ""
-    told = _two_contents(warehouse, batch)
-    if not told:
-        return batch, ""
-    stopped = sorted({name for _, names in told for name in names})
-    why = "; ".join(sentence for sentence, _ in told)
-    others = batch.names.pairs.where(~F.col("benchmark").isin(stopped))
-    if whole or others.isEmpty():
-        raise InputError(f"{batch.path}: {why}; nothing was written ({_LETS_PASS.format(name='content')})")
-    return without_benchmarks(batch, stopped), why
-
-
-def stopped_by_content(path: str, why: str) -> InputError:
-    """Return the complaint about an input of which some benchmarks were left out."""
-    return InputError(
-        f"{path}: {why}; nothing of these benchmarks was written, the others were ({_LETS_PASS.format(name='content')})"
-    )
-
-
-def check_batch(warehouse: Warehouse, batch: Batch, checks: ChecksConfig) -> list[str]:
-    """Return what a person should look at, in sentences.
-
-    Parameters
-    ----------
-    warehouse
-        What is stored already.
-    batch
-        What is to be stored.
-    checks
-        How strict to be.
-
-    Raises
-    ------
-    InputError
-        A check set to "fail" found something; nothing was written.
-    """
-    found: list[str] = []
+    warnings, stopped = [], ""
+    told = [] if checks.content == "ignore" else _two_contents(warehouse, batch)
+    sentences = [sentence for sentence, _ in told]
+    if told and checks.content == "fail":
+        stopped = "; ".join(sentences)
+        names = sorted({name for _, benchmarks in told for name in benchmarks})
+        if whole or batch.names.pairs.where(~F.col("benchmark").isin(names)).isEmpty():
+            raise _refused(batch.path, stopped, "content")
+        batch = without_benchmarks(batch, names)
+    else:
+        warnings += sentences
     steps: Sequence[tuple[Strictness, str, Callable[[Warehouse, Batch], list[str]]]] = (
-        (checks.content, "content", lambda *about: [sentence for sentence, _ in _two_contents(*about)]),
         (checks.names, "names", _names_alike),
         (checks.vanished, "vanished", _vanished),
     )
     for strictness, name, look in steps:
         if strictness == "ignore":
             continue
-        told = look(warehouse, batch)
-        if told and strictness == "fail":
-            raise InputError(f"{batch.path}: {told[0]}; nothing was written ({_LETS_PASS.format(name=name)})")
-        found += told
-    return found
+        found = look(warehouse, batch)
+        if found and strictness == "fail":
+            raise _refused(batch.path, found[0], name)
+        warnings += found
+    return Checked(batch, tuple(warnings), stopped)
+
+
+def _refused(path: str, why: str, check: str, written: str = "nothing was written") -> InputError:
+    return InputError(f'{path}: {why}; {written} (ingest.checks.{check} = "warn" lets it pass)')
+
+
+def stopped_by_content(path: str, why: str) -> InputError:
+    """Return the complaint about an input of which some benchmarks were left out."""
+    return _refused(path, why, "content", "nothing of these benchmarks was written, the others were")
 
 
 def coverage(batch: Batch) -> list[Coverage]:

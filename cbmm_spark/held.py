@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.storagelevel import StorageLevel
-
-from cbmm_spark.settings import session_settings
 
 
 @contextmanager
@@ -19,14 +17,3 @@ def persisted(frame: DataFrame) -> Iterator[DataFrame]:
         yield kept
     finally:
         kept.unpersist()
-
-
-@contextmanager
-def as_it_is(spark: SparkSession) -> Iterator[None]:
-    """Keep what is persisted and first computed in a block without encoding it.
-
-    Spark tries every encoding on every value of a kept frame. Hashes, which no encoding makes smaller, are kept a third
-    faster without (docs/decisions/0013); columns of text are not to be kept so.
-    """
-    with session_settings(spark, {"spark.sql.inMemoryColumnarStorage.compressed": "false"}):
-        yield

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame, SparkSession
 
 from cbmm_spark.batch import make_batch
-from cbmm_spark.checks import check_batch, coverage, stop_benchmarks
+from cbmm_spark.checks import check_batch, coverage
 from cbmm_spark.config import Config, IngestConfig, load_mapping
 from cbmm_spark.describe import describe_jobs
 from cbmm_spark.errors import ConfigError
@@ -181,8 +181,8 @@ def take_in(
             batch = make_batch(raw, rules, given.path, held)
         describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: check")
         # What quarantine held is taken whole or not at all: it is removed there.
-        batch, stopped = stop_benchmarks(warehouse, batch, rules.checks, whole=reread is not None)
-        warnings = check_batch(warehouse, batch, rules.checks)
+        checked = check_batch(warehouse, batch, rules.checks, whole=reread is not None)
+        batch = checked.batch
         describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: compare and commit")
         outcome = commit_batch(warehouse, batch, rules.duplicates, started)
         describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: quarantine")
@@ -213,15 +213,15 @@ def take_in(
             for reason, (_, examples) in refused.by_reason.items()
         },
         corrections=outcome.corrections,
-        warnings=tuple(warnings),
+        warnings=checked.warnings,
         coverage=tuple(covered),
         given=given.kept(),
         removed=refused.removed,
         lost=refused.lost,
-        stopped=stopped,
+        stopped=checked.stopped,
     )
     # Without a fingerprint the next night reads it again, however often.
-    keep_report(warehouse, report, started, None if stopped else fingerprint)
+    keep_report(warehouse, report, started, None if checked.stopped else fingerprint)
     return report
 
 

@@ -109,7 +109,7 @@ class IngestReport:
     lost
         Rows of quarantine that their files do not hold any more, by file: they stay.
     stopped
-        Why some benchmarks were left out (`checks.stop_benchmarks`); empty where none was.
+        Why some benchmarks were left out (`checks.check_batch`); empty where none was.
     """
 
     ingest_id: str

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark import dimensions
 from cbmm_spark.batch import ROWS_A_TASK, Batch, first_key, key_in_words
 from cbmm_spark.errors import InputError
-from cbmm_spark.held import as_it_is, persisted
+from cbmm_spark.held import persisted
 from cbmm_spark.responses import HASHED_KEY, KEY
 from cbmm_spark.settings import session_settings
 from cbmm_spark.tables import BENCHMARK_BUCKETS, SPECS, Warehouse, with_commit_retry
@@ -162,9 +162,8 @@ class _Commit:
             if stored is None:
                 counts, changes, corrections = {"new": self.batch.counts.keys}, self.batch.accepted, ()
             else:
-                with as_it_is(self.warehouse.spark):
-                    compared = held.enter_context(persisted(compare(self.batch.accepted, stored, self.rule)))
-                    rows = compared.groupBy("became").count().collect()  # at most five
+                compared = held.enter_context(persisted(compare(self.batch.accepted, stored, self.rule)))
+                rows = compared.groupBy("became").count().collect()  # at most five
                 counts = {row["became"]: row["count"] for row in rows}
                 changes = compared.where(F.col("became").isin(*CHANGES))
                 self._refuse_contradictions(counts, compared)
@@ -287,8 +286,8 @@ class _Commit:
 def _place() -> Column:
     """Where a row lies among those of its task: by bucket, then model, then item.
 
-    As one number, which Spark sorts by its digits, three times as fast as it compares columns. Only the layout hangs on
-    it: beyond 2^27 models or 2^30 items of a benchmark some files would be less well skipped.
+    As one number, which Spark sorts by its digits instead of comparing columns. Only the layout hangs on it: beyond
+    2^27 models or 2^30 items of a benchmark some files would be less well skipped.
     """
     parts = (("benchmark_bucket", 6, 57), ("model_index", 27, 30), ("item_index", 30, 0))
     bits = [F.shiftleft(F.col(name).cast("long").bitwiseAND(F.lit((1 << width) - 1)), at) for name, width, at in parts]

@@ -46,7 +46,7 @@ AT_THE_LIMIT = {
 def test_each_gate_fails_alone_and_does_what_it_is_told(gate: str) -> None:
     assert gates(CROSSED[gate]) == [gate]
     verdict = judge(CROSSED[gate], GatesConfig())
-    with pytest.raises(GateError, match=f"gate {gate}: .*--accept-gates") as caught:
+    with pytest.raises(GateError, match=f"gate {gate}: .*`cbmm-spark rescore --accept-gates`") as caught:
         verdict.enforce()
     assert caught.value.exit_code == 4
     assert "\n" not in str(caught.value)

@@ -35,8 +35,8 @@ def _count(name: str, meaning: str) -> Column:
     return Column(name, "long", meaning, COUNT, required=True)
 
 
-# Minima and maxima of every column took a third of the time in which an ingest writes. Files are laid out by number, so
-# that those of names skip next to nothing: who looks for one model or item asks by its number.
+# Minima and maxima of names are dear to collect. Files are laid out by number, so that they would skip next to nothing:
+# who looks for one model or item asks by its number.
 RESPONSES = TableSpec(
     name="responses",
     comment="One row per model, benchmark, item and attempt: the validated, unique truth. Written by ingest.",
