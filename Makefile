@@ -20,7 +20,7 @@ help:
 
 ## make rescore      set up, simulate a leaderboard history, ingest, fit, publish, print the top of the ranking
 rescore: $(STAMPS)/jars
-	@$(BIN)/python -m cbmm_spark.demo $(DEMO) --config conf/local.toml --output text
+	@$(BIN)/python -m cbmm_spark.cli.demo $(DEMO) --config conf/local.toml --output text
 
 ## make test         set up and run the whole test-suite (PYTEST_ARGS="-k config" for a part of it)
 test: $(STAMPS)/test $(STAMPS)/jars
@@ -79,5 +79,5 @@ $(STAMPS)/test: pyproject.toml | $(STAMPS)/venv
 
 # `make test` asks for both; let the bigger installation go first, so that the smaller one has nothing to do.
 $(STAMPS)/jars: | $(STAMPS)/package
-	@$(BIN)/python -m cbmm_spark.jars
+	@$(BIN)/python -m cbmm_spark.spark.delta_jars
 	@touch $@

@@ -17,12 +17,12 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from benchmarks.common import SHARED_DATA, report
 from benchmarks.spark_common import session
-from cbmm_spark.backfill import BackfillReport, Request, backfill
-from cbmm_spark.config import Config
-from cbmm_spark.ingest import ingest
-from cbmm_spark.output import Progress
-from cbmm_spark.publish import published_abilities
-from cbmm_spark.rescore import RescoreReport, rescore
+from cbmm_spark.config.schema import Config
+from cbmm_spark.console.progress import Progress
+from cbmm_spark.history.job import BackfillReport, Request, backfill
+from cbmm_spark.ingest.job import ingest
+from cbmm_spark.rescoring.job import RescoreReport, rescore
+from cbmm_spark.runs.publish import published_abilities
 from cbmm_spark.tables import Warehouse
 
 DATA = "CBMM_HISTORY"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.common import report
 from benchmarks.spark_common import WorkerMemory, facts, fit_stored, session, stored_blocks
-from cbmm_spark.kernels.simulation import draw_world
+from cbmm_spark.simulation.generator import draw_world
 
 ONE = {"suite": frozenset(["suite"])}
 

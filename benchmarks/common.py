@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
+from cbmm_spark.kernels.alternation import ScaleFit
 from cbmm_spark.kernels.cells import BitCells, Block
-from cbmm_spark.kernels.loop import ScaleFit
-from cbmm_spark.kernels.simulation import World, draw_block, draw_world
+from cbmm_spark.simulation.generator import World, draw_block, draw_world
 
 RESULTS = Path(__file__).parent / "results"
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

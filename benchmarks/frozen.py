@@ -15,17 +15,17 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from benchmarks.common import ITEMS_PER_BLOCK, report
 from benchmarks.spark_common import TILE, TILE_DDL, session
-from cbmm_spark.blocks import encode_bits
-from cbmm_spark.config import RescoreConfig
-from cbmm_spark.fit import SparkBlocks
-from cbmm_spark.frozen import score_tiles
-from cbmm_spark.kernels.dense import Penalty
-from cbmm_spark.kernels.frozen import FrozenItems, FrozenTask
+from cbmm_spark.config.schema import RescoreConfig
+from cbmm_spark.fit.spark_blocks import SparkBlocks
+from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit, alternate, start_scale
+from cbmm_spark.kernels.fixed_items import FrozenItems, FrozenTask
+from cbmm_spark.kernels.in_process import Penalty
 from cbmm_spark.kernels.linking import Bank, link_items, quantiles
-from cbmm_spark.kernels.loop import LoopOptions, ScaleFit, alternate, start_scale
-from cbmm_spark.kernels.simulation import World, draw_block, draw_world
 from cbmm_spark.kernels.statistics import ability_errors
-from cbmm_spark.results import solve_items
+from cbmm_spark.packing.tile_codec import encode_bits
+from cbmm_spark.rescoring.fixed_items import score_tiles
+from cbmm_spark.results.results import solve_items
+from cbmm_spark.simulation.generator import World, draw_block, draw_world
 
 OLD, NEW, ITEMS = 2_000, 50, 12_032
 REPEATS = 3

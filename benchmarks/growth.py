@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.common import report
 from benchmarks.spark_common import facts, fit_stored, session, stored_blocks
-from cbmm_spark.kernels.simulation import World, draw_world
+from cbmm_spark.simulation.generator import World, draw_world
 
 SHAPES = (
     (1_000, 10_000, 0.05), (2_000, 10_000, 0.05), (4_000, 10_000, 0.05), (8_000, 10_000, 0.05),

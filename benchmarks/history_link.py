@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from benchmarks.backfill import history_file
 from benchmarks.common import report
-from cbmm_spark.config import RescoreConfig
+from cbmm_spark.config.schema import RescoreConfig
 from cbmm_spark.kernels.cells import BitCells, Block
-from cbmm_spark.kernels.dense import fit_blocks, item_solution
+from cbmm_spark.kernels.in_process import fit_blocks, item_solution
 from cbmm_spark.kernels.linking import Bank, Method, link_items, link_models, quantiles
 from cbmm_spark.kernels.model import F64, IDENTITY, Gauge, sigmoid, standard_gauge
 

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from benchmarks.common import report
 from benchmarks.spark_common import last_query, session, spent
-from cbmm_spark.config import Config
-from cbmm_spark.ingest import IngestReport, ingest
-from cbmm_spark.pack import pack
+from cbmm_spark.config.schema import Config
+from cbmm_spark.ingest.job import IngestReport, ingest
+from cbmm_spark.packing.job import pack
 from cbmm_spark.tables import Warehouse
 
 ROWS = 100_000_000

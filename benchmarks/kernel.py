@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import best_of, largest_rise, report, simulated
+from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit
 from cbmm_spark.kernels.cells import Block, Workspace
-from cbmm_spark.kernels.dense import fit_blocks, run_blocks
-from cbmm_spark.kernels.loop import LoopOptions, ScaleFit
+from cbmm_spark.kernels.in_process import fit_blocks, run_blocks
 from cbmm_spark.kernels.passes import ITEM_PIECE, MODEL_PIECE, pieces
 from cbmm_spark.kernels.stage import Mode, ScaleTask
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import report
+from cbmm_spark.kernels.alternation import ScaleFit
 from cbmm_spark.kernels.cells import BitCells, Block
-from cbmm_spark.kernels.dense import fit_blocks, item_solution
+from cbmm_spark.kernels.in_process import fit_blocks, item_solution
 from cbmm_spark.kernels.linking import Bank, Method, curve_differences, link_items, quantiles
-from cbmm_spark.kernels.loop import ScaleFit
 from cbmm_spark.kernels.model import IDENTITY, sigmoid, standard_gauge
 from cbmm_spark.kernels.statistics import ability_errors
 

@@ -22,16 +22,16 @@ from pyspark.sql import SparkSession
 
 from benchmarks.common import report
 from benchmarks.spark_common import session
-from cbmm_spark.config import Config, IngestConfig, NightlyConfig, SourceConfig
+from cbmm_spark.config.schema import Config, IngestConfig, NightlyConfig, SourceConfig
+from cbmm_spark.console.progress import Progress
 from cbmm_spark.errors import InputError
-from cbmm_spark.ingest import ingest
-from cbmm_spark.maintain import maintain
-from cbmm_spark.nightly import STEPS, Night, NightReport
-from cbmm_spark.output import Progress
-from cbmm_spark.pack import pack
-from cbmm_spark.publish import last_published
-from cbmm_spark.rescore import rescore
+from cbmm_spark.ingest.job import ingest
+from cbmm_spark.night.night import STEPS, Night, NightReport
+from cbmm_spark.packing.job import pack
+from cbmm_spark.rescoring.job import rescore
+from cbmm_spark.runs.publish import last_published
 from cbmm_spark.tables import SPECS, Warehouse
+from cbmm_spark.upkeep.maintain import maintain
 
 NIGHTS = 90
 FIRST_MODELS, NEW_MODELS = 300, 10

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from benchmarks.common import ITEMS_PER_BLOCK, report
 from benchmarks.spark_common import last_query, session, spent
-from cbmm_spark.config import Config
-from cbmm_spark.pack import pack
+from cbmm_spark.config.schema import Config
+from cbmm_spark.packing.job import pack
 from cbmm_spark.tables import SPECS, Warehouse
 
 ROWS = 20_000_000

@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 from benchmarks.common import SHARED_DATA, report
 from benchmarks.exactness import REAL, matrices
 from benchmarks.spark_common import session
-from cbmm_spark.config import Config, IngestConfig
-from cbmm_spark.ingest import ingest
-from cbmm_spark.kernels.dense import Penalty
-from cbmm_spark.output import Progress
-from cbmm_spark.rescore import rescore
+from cbmm_spark.config.schema import Config, IngestConfig
+from cbmm_spark.console.progress import Progress
+from cbmm_spark.ingest.job import ingest
+from cbmm_spark.kernels.in_process import Penalty
+from cbmm_spark.rescoring.job import rescore
 from cbmm_spark.tables import Warehouse
 from tests.oracles import fit_lbfgsb
 

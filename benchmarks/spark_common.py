@@ -16,13 +16,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from benchmarks.common import ITEMS_PER_BLOCK
-from cbmm_spark.blocks import encode_bits
-from cbmm_spark.config import Config, SparkConfig
-from cbmm_spark.fit import SparkBlocks
-from cbmm_spark.kernels.dense import Penalty
-from cbmm_spark.kernels.loop import LoopOptions, ScaleFit, alternate, start_scale
-from cbmm_spark.kernels.simulation import World, draw_block
-from cbmm_spark.session import build_session, stop_session
+from cbmm_spark.config.schema import Config, SparkConfig
+from cbmm_spark.fit.spark_blocks import SparkBlocks
+from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit, alternate, start_scale
+from cbmm_spark.kernels.in_process import Penalty
+from cbmm_spark.packing.tile_codec import encode_bits
+from cbmm_spark.simulation.generator import World, draw_block
+from cbmm_spark.spark.session import build_session, stop_session
 
 TILE_DDL = (
     "benchmark string, item_block int, item_start int, n_items int, model_start int, n_models int, encoding string, "

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from benchmarks.common import best_of, report
 from benchmarks.spark_common import fit_stored, plan_sizes, session, stored_blocks
-from cbmm_spark.fit import SparkBlocks
-from cbmm_spark.kernels.loop import LoopOptions
-from cbmm_spark.kernels.simulation import draw_world
+from cbmm_spark.fit.spark_blocks import SparkBlocks
+from cbmm_spark.kernels.alternation import LoopOptions
+from cbmm_spark.simulation.generator import draw_world
 
 ONE = {"suite": frozenset(["suite"])}
 TINY = (200, 1_500)

@@ -2,7 +2,7 @@
 
 import sys
 
-from cbmm_spark.cli import main
+from cbmm_spark.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["ingest", *sys.argv[1:]]))

@@ -62,8 +62,8 @@ TEST_SPARK = {
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one session of this process: two local cores, Delta, UTC, few partitions."""
-    from cbmm_spark.config import Config, SparkConfig
-    from cbmm_spark.session import build_session, stop_session
+    from cbmm_spark.config.schema import Config, SparkConfig
+    from cbmm_spark.spark.session import build_session, stop_session
 
     config = Config(spark=SparkConfig(master="local[2]", driver_memory="2g", conf=TEST_SPARK))
     session = build_session(config, "cbmm-spark tests")
@@ -117,8 +117,8 @@ def run_cluster() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 _CLUSTER_PREAMBLE = """
 import sys
-from cbmm_spark.config import Config, SparkConfig
-from cbmm_spark.session import build_session
+from cbmm_spark.config.schema import Config, SparkConfig
+from cbmm_spark.spark.session import build_session
 spark = build_session(
     Config(spark=SparkConfig(
         master="local-cluster[2,1,1024]",

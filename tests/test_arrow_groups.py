@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbmm_spark.arrow_groups import groups
+from cbmm_spark.tables.arrow_groups import groups
 
 rows = st.lists(st.tuples(st.sampled_from(["a", "b", "ä"]), st.sampled_from(["x", "y"])), max_size=12)
 

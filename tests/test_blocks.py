@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbmm_spark.blocks import MAX_ATTEMPTS, cell_list, decode, encode_bits, encode_cells, join_tiles, read_block
+from cbmm_spark.packing.tile_codec import (
+    MAX_ATTEMPTS,
+    cell_list,
+    decode,
+    encode_bits,
+    encode_cells,
+    join_tiles,
+    read_block,
+)
 
 ENCODINGS = ("bits", "counts", "scores", "sparse_bits", "sparse_scores")
 
@@ -203,7 +211,7 @@ def test_joining_dense_and_sparse_tiles_takes_no_list_of_cells(monkeypatch):
     few[3, 5] = 1
     tiles = [tile(np.ones((64, 40), int), np.ones((64, 40)), 1), tile(few, few, 41, 1 / 64)]
     assert [t["encoding"] for t in tiles] == ["bits", "sparse_bits"]
-    monkeypatch.setattr("cbmm_spark.blocks.cell_list", None)
+    monkeypatch.setattr("cbmm_spark.packing.tile_codec.cell_list", None)
     row = join_tiles(tiles)
     assert row["encoding"] == "bits"
     np.testing.assert_array_equal(np.frombuffer(row["models"], "<i4"), [*range(40), 45])

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from cbmm_spark import cli
-from cbmm_spark.config import SimulateConfig
+from cbmm_spark.cli import main as cli
+from cbmm_spark.config.schema import SimulateConfig
 from cbmm_spark.errors import CbmmError, ConfigError, ConflictError, InputError, NotConvergedError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +37,7 @@ def input_file(tmp_path: Path) -> str:
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, without a Java anywhere: what ends early must not even look for it."""
     return subprocess.run(
-        [sys.executable, "-m", "cbmm_spark.cli", *arguments],
+        [sys.executable, "-m", "cbmm_spark.cli.main", *arguments],
         env={"PYTHONPATH": str(ROOT), "PATH": "/nowhere", "HOME": os.environ.get("HOME", "/")},
         capture_output=True,
         text=True,
@@ -144,7 +144,7 @@ def test_what_cannot_work_ends_early_with_one_line_and_writes_nothing(
 
 def test_no_heavy_library_is_loaded_before_the_checks() -> None:
     program = (
-        "import sys, cbmm_spark.cli; cbmm_spark.cli.main(['ingest', '--input', 'gone']);"
+        "import sys, cbmm_spark.cli.main; cbmm_spark.cli.main.main(['ingest', '--input', 'gone']);"
         "print(sorted({'pyspark', 'pandas', 'numpy', 'scipy', 'pyarrow'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -192,14 +192,14 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ingest_raising(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> None:
-    import cbmm_spark.ingest
+    import cbmm_spark.ingest.job
 
     def ingest(*_arguments: object, **_options: Any) -> Report:
         if error is not None:
             raise error
         return Report()
 
-    monkeypatch.setattr(cbmm_spark.ingest, "ingest", ingest)
+    monkeypatch.setattr(cbmm_spark.ingest.job, "ingest", ingest)
 
 
 @pytest.mark.parametrize(
@@ -290,9 +290,9 @@ def test_success_is_0_and_one_json_line(
 def test_an_input_without_a_single_response_is_rejected(
     without_spark: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], input_file: str
 ) -> None:
-    import cbmm_spark.ingest
+    import cbmm_spark.ingest.job
 
-    monkeypatch.setattr(cbmm_spark.ingest, "ingest", lambda *_a, **_o: Report(read=7, accepted=0))
+    monkeypatch.setattr(cbmm_spark.ingest.job, "ingest", lambda *_a, **_o: Report(read=7, accepted=0))
     assert cli.main(["ingest", "--input", input_file, "--warehouse", "w"]) == 3
     said = capfd.readouterr()
     assert json.loads(said.out)["event"] == "ingested"  # what was refused is told all the same
@@ -303,10 +303,10 @@ def test_an_input_without_a_single_response_is_rejected(
 def test_a_stopped_benchmark_is_told_after_what_was_taken_in(
     without_spark: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], input_file: str
 ) -> None:
-    import cbmm_spark.ingest
+    import cbmm_spark.ingest.job
 
     report = Report(read=7, accepted=3, stopped="items have another content")
-    monkeypatch.setattr(cbmm_spark.ingest, "ingest", lambda *_a, **_o: report)
+    monkeypatch.setattr(cbmm_spark.ingest.job, "ingest", lambda *_a, **_o: report)
     assert cli.main(["ingest", "--input", input_file, "--warehouse", "w"]) == 3
     said = capfd.readouterr()
     assert json.loads(said.out)["accepted"] == 3
@@ -320,12 +320,12 @@ def test_binary_names_in_a_message_are_escaped(capfd: pytest.CaptureFixture[str]
 
 
 def test_the_session_is_stopped_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cbmm_spark.session
+    import cbmm_spark.spark.session
 
     stopped = []
-    monkeypatch.setattr(cbmm_spark.session, "build_session", lambda *_arguments: "session")
-    monkeypatch.setattr(cbmm_spark.session, "stop_session", stopped.append)
-    from cbmm_spark.config import Config
+    monkeypatch.setattr(cbmm_spark.spark.session, "build_session", lambda *_arguments: "session")
+    monkeypatch.setattr(cbmm_spark.spark.session, "stop_session", stopped.append)
+    from cbmm_spark.config.schema import Config
 
     with pytest.raises(ZeroDivisionError), cli._spark(Config(), "test"):
         raise ZeroDivisionError

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbmm_spark import config as configuration
-from cbmm_spark.config import Config, SolverConfig, load, load_mapping
+from cbmm_spark.config import load as configuration
+from cbmm_spark.config.load import load, load_mapping
+from cbmm_spark.config.schema import Config, SolverConfig
 from cbmm_spark.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,7 +80,7 @@ def test_every_key_of_the_files_has_a_comment() -> None:
 
 
 def test_spark_defaults_name_the_installed_versions() -> None:
-    from cbmm_spark import jars
+    from cbmm_spark.spark import delta_jars as jars
 
     text = (ROOT / "conf" / "spark-defaults.conf").read_text(encoding="utf-8")
     settings = dict(line.split(None, 1) for line in text.splitlines() if line.strip() and not line.startswith("#"))

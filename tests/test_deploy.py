@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cbmm_spark import arguments
+from cbmm_spark.cli import arguments
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 

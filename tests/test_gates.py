@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from cbmm_spark.config import GateActions, GatesConfig
+from cbmm_spark.config.schema import GateActions, GatesConfig
 from cbmm_spark.errors import GateError
-from cbmm_spark.gates import Comparison, Movement, ScaleSummary, drop, judge
-from cbmm_spark.runs import Run
+from cbmm_spark.runs.gates import Comparison, Movement, ScaleSummary, drop, judge
+from cbmm_spark.runs.table import Run
 
 NIGHT = ScaleSummary(models=100, items=1000, responses=90_000, coverage=0.9)
 EARLIER = Run("before", dt.date(2026, 5, 10), "published", dt.datetime(2026, 5, 10, tzinfo=dt.UTC))

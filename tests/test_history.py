@@ -9,25 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbmm_spark.backfill import BackfillReport
-from cbmm_spark.config import PackConfig, RescoreConfig, ScalesConfig
-from cbmm_spark.dates import MOST_DATES, dates_between, parse_dates
+from cbmm_spark.config.schema import PackConfig, RescoreConfig, ScalesConfig
 from cbmm_spark.errors import ConfigError, InputError
-from cbmm_spark.history import Evaluated, check_dates, small_enough
-from cbmm_spark.history_blocks import PASS_NUMBERS, portions
-from cbmm_spark.history_fits import History
-from cbmm_spark.history_link import Standing, links_by_models, only, shown_standing
-from cbmm_spark.history_plan import plan_fits
-from cbmm_spark.kernels.dense import fit_blocks
+from cbmm_spark.fit.scales import Scales
+from cbmm_spark.history.blocks import PASS_NUMBERS, portions
+from cbmm_spark.history.dates import MOST_DATES, dates_between, parse_dates
+from cbmm_spark.history.fits import History
+from cbmm_spark.history.job import BackfillReport
+from cbmm_spark.history.link import Standing, links_by_models, only, shown_standing
+from cbmm_spark.history.plan import plan_fits
+from cbmm_spark.history.stale_days import Change, find_stale
+from cbmm_spark.history.states import Evaluated, check_dates, small_enough
+from cbmm_spark.kernels.alternation import ScaleFit
+from cbmm_spark.kernels.in_process import fit_blocks
 from cbmm_spark.kernels.linking import LEAST_MODELS
-from cbmm_spark.kernels.loop import ScaleFit
 from cbmm_spark.kernels.model import standard_gauge
-from cbmm_spark.linking import Origin, own_scale
-from cbmm_spark.published_scale import on_published_scale
-from cbmm_spark.results import RunFits
-from cbmm_spark.runs import RunKey
-from cbmm_spark.scales import Scales
-from cbmm_spark.stale import Change, find_stale
+from cbmm_spark.linking.linking import Origin, own_scale
+from cbmm_spark.results.published_scale import on_published_scale
+from cbmm_spark.results.results import RunFits
+from cbmm_spark.runs.table import RunKey
 from tests.kernels.layouts import blocks_of, drawn
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wcwidth import wcswidth
 
-from cbmm_spark.leaderboard import printable, shorten, top_table
+from cbmm_spark.console.ranking_table import printable, shorten, top_table
 
 
 def row(model_id: str, rank: int | None = 1, **changes: Any) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cbmm_spark import metrics
+from cbmm_spark.cli import prometheus as metrics
+from cbmm_spark.cli.night_command import Figures
+from cbmm_spark.cli.prometheus import Metric, night_metrics, render
 from cbmm_spark.errors import ConfigError, ConflictError, NotConvergedError
-from cbmm_spark.metrics import Metric, night_metrics, render
-from cbmm_spark.night_command import Figures
-from cbmm_spark.nightly import NightReport, SourceReport, StepReport
-from cbmm_spark.rescore import RescoreReport
+from cbmm_spark.night.night import NightReport, SourceReport, StepReport
+from cbmm_spark.rescoring.job import RescoreReport
 
 ODD = 'a "b" \\ c\nd é'
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbmm_spark.model_blocks import GROWTH, MAX_MODELS, ModelBlock, cut, extended, joined
+from cbmm_spark.packing.model_blocks import GROWTH, MAX_MODELS, ModelBlock, cut, extended, joined
 
 
 def numbers_are_covered_once(blocks: tuple[ModelBlock, ...], models: int) -> bool:

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from cbmm_spark import arguments, maintain, nightly
-from cbmm_spark.config import Config, NightlyConfig, SolverConfig, SourceConfig
+from cbmm_spark.cli import arguments
+from cbmm_spark.config.schema import Config, NightlyConfig, SolverConfig, SourceConfig
+from cbmm_spark.console.progress import Progress
 from cbmm_spark.errors import CbmmError, ConflictError, GateError, InputError, NotConvergedError
-from cbmm_spark.ingest import IngestReport
-from cbmm_spark.nightly import Night, NightReport, as_event, as_text, same_fit
-from cbmm_spark.output import Progress
-from cbmm_spark.rescore import RescoreReport
-from cbmm_spark.sources import Decision
+from cbmm_spark.ingest.job import IngestReport
+from cbmm_spark.night import night as nightly
+from cbmm_spark.night.night import Night, NightReport, as_event, as_text, same_fit
+from cbmm_spark.night.sources import Decision
+from cbmm_spark.rescoring.job import RescoreReport
+from cbmm_spark.upkeep import maintain
 
 DAY = dt.date(2026, 5, 11)
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbmm_spark.output import Progress, as_json_line
+from cbmm_spark.console.progress import Progress, as_json_line
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -95,7 +95,7 @@ def test_numpy_and_dates_are_plain_values() -> None:
 def test_a_reader_that_goes_away_does_not_end_the_job(tmp_path: Path) -> None:
     program = """
 import pathlib, sys
-from cbmm_spark.output import Progress
+from cbmm_spark.console.progress import Progress
 with Progress("json") as progress:
     for number in range(20000):
         progress.event("step", number=number)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from cbmm_spark import owner as module
-from cbmm_spark.owner import Owner, is_gone, this_process
+from cbmm_spark.runs import process_identity as module
+from cbmm_spark.runs.process_identity import Owner, is_gone, this_process
 
 
 def changed(**values: object) -> str:

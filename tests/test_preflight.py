@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cbmm_spark import preflight
 from cbmm_spark.errors import ConfigError
+from cbmm_spark.spark import preflight
 
 
 def fake_program(folder: Path, name: str, script: str) -> Path:

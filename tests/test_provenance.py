@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cbmm_spark import __version__
-from cbmm_spark.config import Config, SolverConfig
+from cbmm_spark.config.schema import Config, SolverConfig
 from cbmm_spark.tables import add_provenance, provenance, recorded
 from cbmm_spark.tables.provenance import configuration_hash, current_provenance
 from cbmm_spark.tables.warehouse import commit_note

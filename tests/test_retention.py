@@ -7,8 +7,8 @@ import datetime as dt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbmm_spark.config import RetentionConfig
-from cbmm_spark.retention import Kept, plan
+from cbmm_spark.config.schema import RetentionConfig
+from cbmm_spark.upkeep.retention import Kept, plan
 
 FIRST = dt.date(2025, 1, 1)
 ALL = RetentionConfig(keep_nights=0, keep_monthly=0, keep_saved_nights=10_000, keep_failed_days=10_000)

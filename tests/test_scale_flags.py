@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbmm_spark.config import RescoreConfig
-from cbmm_spark.kernels.dense import Penalty, fit_blocks
-from cbmm_spark.kernels.loop import ScaleFit
-from cbmm_spark.scale_flags import scale_flags
+from cbmm_spark.config.schema import RescoreConfig
+from cbmm_spark.fit.scale_flags import scale_flags
+from cbmm_spark.kernels.alternation import ScaleFit
+from cbmm_spark.kernels.in_process import Penalty, fit_blocks
 from cbmm_spark.tables.results import SCALE_FLAG_REASONS
 from tests.kernels.layouts import blocks_of, drawn
 

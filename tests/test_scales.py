@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cbmm_spark.config import ScalesConfig
+from cbmm_spark.config.schema import ScalesConfig
 from cbmm_spark.errors import ConfigError
-from cbmm_spark.scales import choose_scales
+from cbmm_spark.fit.scales import choose_scales
 
 
 def test_one_scale_for_each_benchmark_and_one_for_all():

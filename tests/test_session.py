@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cbmm_spark import jars, session
-from cbmm_spark.config import Config, SparkConfig
+from cbmm_spark.config.schema import Config, SparkConfig
 from cbmm_spark.errors import ConfigError
+from cbmm_spark.spark import delta_jars as jars
+from cbmm_spark.spark import session
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from cbmm_spark import simulate as module
-from cbmm_spark.config import Config, SimulateConfig
+from cbmm_spark.config.schema import Config, SimulateConfig
 from cbmm_spark.errors import ConfigError
-from cbmm_spark.simulate import simulate
+from cbmm_spark.simulation import simulate as module
+from cbmm_spark.simulation.simulate import simulate
 
 SMALL = SimulateConfig(models=50, items=320, benchmarks=3, months=6, duplicates=0.02, miskeyed=0.02)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cbmm_spark import sources
-from cbmm_spark.config import IngestConfig, SourceConfig
-from cbmm_spark.sources import LastIngest, Listing, decide, fingerprint, ingest_options, source_key
+from cbmm_spark.config.schema import IngestConfig, SourceConfig
+from cbmm_spark.night import sources
+from cbmm_spark.night.sources import LastIngest, Listing, decide, fingerprint, ingest_options, source_key
 
 SOURCE = SourceConfig("harness", "/in", format="lm-eval", benchmark="b")
 RULES = IngestConfig()

@@ -7,7 +7,7 @@ import datetime as dt
 import pytest
 from wcwidth import wcswidth
 
-from cbmm_spark.text_table import duration, size, text_table
+from cbmm_spark.console.text_table import duration, size, text_table
 
 
 def test_numbers_to_the_right_texts_to_the_left_nothing_as_a_dash() -> None:

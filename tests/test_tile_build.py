@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbmm_spark.blocks import encode_cells
-from cbmm_spark.tile_build import WORD_ITEMS, Frame, planes_of_words, tile_of_cells, tile_of_planes
+from cbmm_spark.packing.tile_assembly import WORD_ITEMS, Frame, planes_of_words, tile_of_cells, tile_of_planes
+from cbmm_spark.packing.tile_codec import encode_cells
 
 Matrices = tuple[np.ndarray, np.ndarray]
 KINDS = ("bits", "counts", "scores")

@@ -1,7 +1,7 @@
 """What a reader is, and the canonical raw frame that every reader gives.
 
 A reader turns one evaluation format into the same columns, without judging any value: ids are literal text, scores,
-dates and attempts keep the type they were stored with (text stays text). `cbmm_spark.responses` is the only place that
+dates and attempts keep the type they were stored with (text stays text). `cbmm_spark.ingest.rules` alone
 judges them.
 """
 
@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from cbmm_spark.config import ColumnsConfig, IngestConfig
+from cbmm_spark.config.schema import ColumnsConfig, IngestConfig
 from cbmm_spark.errors import InputError
 
 RAW_COLUMNS = (

@@ -1,6 +1,6 @@
 """Long CSV and other delimited text, one row a response. Format: RFC 4180, UTF-8, with a header line.
 
-No schema is inferred: every cell is text until `cbmm_spark.responses` reads it, so "007" stays "007".
+No schema is inferred: every cell is text until `cbmm_spark.ingest.rules` reads it, so "007" stays "007".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.config import ColumnsConfig
+from cbmm_spark.config.schema import ColumnsConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers import arrow_csv
 from cbmm_spark.readers.base import (

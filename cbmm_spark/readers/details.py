@@ -19,18 +19,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.config import IngestConfig
+from cbmm_spark.config.schema import IngestConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, column
 from cbmm_spark.readers.files import binary_files, reading
-from cbmm_spark.readers.logs import (
-    STAMP,
-    base_name,
-    metric_defaults,
-    named_metric,
-    raw_frame,
-    stamp_as_time,
-)
+from cbmm_spark.readers.logs import STAMP, base_name, metric_defaults, named_metric, raw_frame, stamp_as_time
 from cbmm_spark.readers.mapping import known_metrics, metric_of
 
 _FILES = "details_*.parquet"

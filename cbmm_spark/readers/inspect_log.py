@@ -12,7 +12,7 @@ import re
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.config import IngestConfig
+from cbmm_spark.config.schema import IngestConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import FIRST_ATTEMPT, RawFrame, Reader, ReadOptions, Sample
 from cbmm_spark.readers.files import all_files, reading

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from cbmm_spark.config import ColumnsConfig
+from cbmm_spark.config.schema import ColumnsConfig
 from cbmm_spark.readers import delimited, parquet
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, find
 from cbmm_spark.readers.wide import header_of

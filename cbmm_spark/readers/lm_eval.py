@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.config import ANY, IngestConfig
+from cbmm_spark.config.schema import ANY, IngestConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, column
 from cbmm_spark.readers.files import all_files, binary_files, numbered, origin, reading

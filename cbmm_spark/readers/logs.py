@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.config import ANY, IngestConfig
+from cbmm_spark.config.schema import ANY, IngestConfig
 from cbmm_spark.readers.base import FIRST_ATTEMPT, RAW_COLUMNS
 from cbmm_spark.readers.mapping import known_metrics
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.config import ANY, IngestConfig
+from cbmm_spark.config.schema import ANY, IngestConfig
 
 
 def by_benchmark(table: Mapping[str, object], benchmark: Column, make: Callable[[object], Column]) -> Column:

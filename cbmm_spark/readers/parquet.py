@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, assign_roles, canonical, row_as_json
 from cbmm_spark.readers.delimited import looks_long
 from cbmm_spark.readers.files import ANY_NAME, reading
-from cbmm_spark.settings import session_settings
+from cbmm_spark.spark.scoped import session_settings
 
 
 def _detect(sample: Sample) -> str | None:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.config import ColumnsConfig
+from cbmm_spark.config.schema import ColumnsConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers import arrow_csv
 from cbmm_spark.readers.base import ROLES, RawFrame, Reader, ReadOptions, Roles, Sample, canonical, find

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from cbmm_spark import __version__
-from cbmm_spark.describe import job_description
+from cbmm_spark.spark.scoped import job_description
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")

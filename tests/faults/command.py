@@ -15,7 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cbmm_spark import cli, fits, publish, rescore, session
+from cbmm_spark.cli import main as cli
+from cbmm_spark.fit import fit_scales as fits
+from cbmm_spark.rescoring import job as rescore
+from cbmm_spark.runs import publish
+from cbmm_spark.spark import session
 from tests.faults.driver import attached
 
 TOGETHER = 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from cbmm_spark.rescore import rescore
+from cbmm_spark.rescoring.job import rescore
 from cbmm_spark.tables import SPECS, Warehouse
 from tests.faults.leaderboard import CONFIG, TONIGHT, last_night, tonight
 from tests.faults.nights import Nights, results

@@ -11,7 +11,7 @@ from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from cbmm_spark.rescore import rescore
+from cbmm_spark.rescoring.job import rescore
 from cbmm_spark.tables import Warehouse
 from tests.faults.leaderboard import CONFIG, TONIGHT
 from tests.spark.helpers import Heard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 
-from cbmm_spark.config import Config, PackConfig, ScalesConfig, SolverConfig
+from cbmm_spark.config.schema import Config, PackConfig, ScalesConfig, SolverConfig
 from tests.kernels.layouts import drawn
 from tests.spark.helpers import DAY, Matrix
 

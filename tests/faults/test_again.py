@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from cbmm_spark.config import Config
-from cbmm_spark.rescore import RunOptions, rescore
+from cbmm_spark.config.schema import Config
+from cbmm_spark.rescoring.job import RunOptions, rescore
 from cbmm_spark.tables import Warehouse
 from tests.faults.leaderboard import CONFIG, ITEMS, MODELS, TONIGHT
 from tests.faults.nights import NUMBERS, Nights, results, rows

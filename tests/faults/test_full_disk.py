@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from cbmm_spark.rescore import rescore
+from cbmm_spark.rescoring.job import rescore
 from cbmm_spark.tables import Warehouse
 from tests.conftest import ROOT
 from tests.faults.leaderboard import CONFIG, SETTINGS, TONIGHT

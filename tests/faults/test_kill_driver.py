@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cbmm_spark.faultpoints import VARIABLE
-from cbmm_spark.rescore import RunOptions, rescore
+from cbmm_spark.rescoring.job import RunOptions, rescore
 from cbmm_spark.tables import Warehouse
 from tests.conftest import ROOT
 from tests.faults.leaderboard import CONFIG, MODELS, TONIGHT

@@ -11,7 +11,7 @@ PROGRAM = """
 import json, os, shutil, signal, threading, time
 from dataclasses import replace
 from pathlib import Path
-from cbmm_spark.rescore import rescore
+from cbmm_spark.rescoring.job import rescore
 from cbmm_spark.tables import Warehouse
 from tests.faults.leaderboard import CONFIG, TONIGHT, tonight
 from tests.faults.nights import results

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from cbmm_spark.maintain import MaintainReport, maintain
-from cbmm_spark.output import Progress
-from cbmm_spark.rescore import rescore
+from cbmm_spark.console.progress import Progress
+from cbmm_spark.rescoring.job import rescore
 from cbmm_spark.tables import Warehouse
+from cbmm_spark.upkeep.maintain import MaintainReport, maintain
 from tests.faults.leaderboard import CONFIG, TONIGHT
 from tests.faults.nights import Nights, check_repaired
 from tests.spark.helpers import Heard

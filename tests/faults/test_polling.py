@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from cbmm_spark.publish import publish, start_runs, write_all_results
-from cbmm_spark.runs import RunKey
+from cbmm_spark.runs.publish import publish, start_runs, write_all_results
+from cbmm_spark.runs.table import RunKey
 from cbmm_spark.tables import Warehouse
 from tests.spark.table_samples import DAY, frame, full_row
 

@@ -35,7 +35,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Run:
         small += ["--set", f"spark.conf.{key}={value}"]
 
     def run(command: str, *arguments: str, **env: str) -> Done:
-        program = [sys.executable, "-m", "cbmm_spark.cli", command, *arguments]
+        program = [sys.executable, "-m", "cbmm_spark.cli.main", command, *arguments]
         return finished(program + small, environment(**env), elsewhere)
 
     return run

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cbmm_spark.blocks import decode
-from cbmm_spark.kernels.dense import Block
+from cbmm_spark.kernels.in_process import Block
+from cbmm_spark.packing.tile_codec import decode
 
 LAYOUTS = ("bits", "counts", "scores", "sparse_bits", "sparse_scores")
 """Layouts that hold one attempt a cell; `counts`, `scores` and `sparse_scores` hold more."""
@@ -65,7 +65,7 @@ def drawn(
 
 def dense_of(cells: Any) -> tuple[np.ndarray, np.ndarray]:
     """(attempts, successes) of any cells, items × models, read cell by cell."""
-    from cbmm_spark.blocks import cell_list
+    from cbmm_spark.packing.tile_codec import cell_list
 
     n, k = np.zeros((cells.n_items, cells.n_models)), np.zeros((cells.n_items, cells.n_models))
     item, model, attempts, successes = cell_list(cells)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cbmm_spark.blocks import cell_list, decode
 from cbmm_spark.kernels.cells import Workspace, count_bits
+from cbmm_spark.packing.tile_codec import cell_list, decode
 from tests.kernels.layouts import LAYOUTS, cells_of, dense_of, drawn
 
 

@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 from scipy.sparse import block_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
-from cbmm_spark.kernels.components import (
-    block_groups,
-    component_numbers,
-    first_observers,
-    join_labels,
-    merge_labels,
-)
-from cbmm_spark.kernels.dense import Penalty, count_scales, fit_blocks
+from cbmm_spark.kernels.components import block_groups, component_numbers, first_observers, join_labels, merge_labels
+from cbmm_spark.kernels.in_process import Penalty, count_scales, fit_blocks
 from cbmm_spark.kernels.stage import Counts, count_block
 from tests.kernels.layouts import LAYOUTS, blocks_of, cells_of, drawn
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbmm_spark.kernels.dense import fit_blocks, item_solution
-from cbmm_spark.kernels.loop import LoopOptions, ScaleFit
+from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit
+from cbmm_spark.kernels.in_process import fit_blocks, item_solution
 from cbmm_spark.kernels.statistics import ability_errors, chance_of_scores
 from tests.kernels.layouts import blocks_of, drawn
 from tests.oracles import fit_lbfgsb

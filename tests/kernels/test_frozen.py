@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from cbmm_spark.blocks import ITEM_BLOCK_SCHEMA, encode_cells, join_tiles, part_of_tile, read_block
 from cbmm_spark.kernels.cells import Block
-from cbmm_spark.kernels.dense import fit_blocks, item_solution
-from cbmm_spark.kernels.frozen import COUNTED, FrozenItems, FrozenTask, solve_models
+from cbmm_spark.kernels.fixed_items import COUNTED, FrozenItems, FrozenTask, solve_models
+from cbmm_spark.kernels.in_process import fit_blocks, item_solution
 from cbmm_spark.kernels.linking import Bank, link_items, quantiles
 from cbmm_spark.kernels.model import Ridge
+from cbmm_spark.packing.tile_codec import ITEM_BLOCK_SCHEMA, encode_cells, join_tiles, part_of_tile, read_block
 from tests.kernels.layouts import LAYOUTS, blocks_of, dense_of, drawn
 
 RIDGE = 0.3

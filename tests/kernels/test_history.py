@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from cbmm_spark.history import States
+from cbmm_spark.history.states import States
+from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit, ScalePass, alternate, start_scale
 from cbmm_spark.kernels.cells import Block
-from cbmm_spark.kernels.dense import Penalty, fit_blocks
-from cbmm_spark.kernels.history import Lives, Moment, seen_by
-from cbmm_spark.kernels.loop import LoopOptions, ScaleFit, ScalePass, alternate, start_scale
+from cbmm_spark.kernels.dated_columns import Lives, Moment, seen_by
+from cbmm_spark.kernels.in_process import Penalty, fit_blocks
 from cbmm_spark.kernels.stage import Counts, ScaleSums, ScaleTask, add_block, columns, count_block, model_stage
 from tests.kernels.layouts import LAYOUTS, blocks_of, cells_of, drawn
 
@@ -20,7 +20,7 @@ FEW = LoopOptions(tolerance=1e-8)
 
 def matrices(cells: object) -> tuple[np.ndarray, np.ndarray]:
     """(attempts, successes), items × models, of cells in any layout."""
-    from cbmm_spark.blocks import cell_list
+    from cbmm_spark.packing.tile_codec import cell_list
 
     n, k = np.zeros((2, cells.n_items, cells.n_models))  # type: ignore[attr-defined]
     item, model, attempts, successes = cell_list(cells)  # type: ignore[arg-type]

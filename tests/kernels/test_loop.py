@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbmm_spark.kernels.dense import Block, Penalty, fit_blocks, item_solution
-from cbmm_spark.kernels.loop import LoopOptions, ScaleFit
+from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit
+from cbmm_spark.kernels.in_process import Block, Penalty, fit_blocks, item_solution
 from cbmm_spark.kernels.stage import initial_abilities, warm_abilities
 from tests.kernels.layouts import LAYOUTS, blocks_of, cells_of, drawn
 from tests.oracles import OracleFit, fit_lbfgsb, load_matrix

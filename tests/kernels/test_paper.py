@@ -12,7 +12,7 @@ import pytest
 
 from cbmm_spark.kernels import reference
 from cbmm_spark.kernels.cells import Block
-from cbmm_spark.kernels.dense import count_scales
+from cbmm_spark.kernels.in_process import count_scales
 from cbmm_spark.kernels.model import Ridge
 from cbmm_spark.kernels.paper import PaperFit, PaperTask, run_paper, settled, sweep_blocks
 from cbmm_spark.kernels.stage import initial_abilities

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from cbmm_spark.kernels import recovery
-from cbmm_spark.kernels.simulation import draw_matrix
+from cbmm_spark.simulation import recovery
+from cbmm_spark.simulation.generator import draw_matrix
 
 
 def _truth(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cbmm_spark.kernels import reference
 from cbmm_spark.kernels.reference import Parameters, Ridge
-from cbmm_spark.kernels.simulation import draw_matrix
+from cbmm_spark.simulation.generator import draw_matrix
 from tests.oracles import fit_lbfgsb, load_matrix, standardise
 
 

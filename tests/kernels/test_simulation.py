@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.special import expit
 from scipy.stats import binomtest, kstest, norm
 
-from cbmm_spark.kernels import simulation, simulation_tiles
-from cbmm_spark.kernels.simulation import DUPLICATE, MECHANISMS, MISKEYED, REGULAR, UNINFORMATIVE
+from cbmm_spark.simulation import generator as simulation
+from cbmm_spark.simulation import tiles as simulation_tiles
+from cbmm_spark.simulation.generator import DUPLICATE, MECHANISMS, MISKEYED, REGULAR, UNINFORMATIVE
 
 
 def _world(mechanism="mnar", missing=0.3, **options):

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from cbmm_spark.config import IngestConfig
-from cbmm_spark.readers import ReadOptions, read_source
+from cbmm_spark.config.schema import IngestConfig
+from cbmm_spark.readers.base import ReadOptions
+from cbmm_spark.readers.registry import read_source
 from tests.spark.reader_samples import Read
 
 

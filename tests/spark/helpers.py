@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from cbmm_spark.blocks import cell_list, decode, encode_cells
+from cbmm_spark.packing.tile_codec import cell_list, decode, encode_cells
 from cbmm_spark.tables import SPECS, Warehouse
 
 DAY = dt.date(2026, 5, 11)

@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from cbmm_spark.config import PackConfig
-from cbmm_spark.pack import stored_blocks, tiles_of
+from cbmm_spark.config.schema import PackConfig
+from cbmm_spark.packing.job import stored_blocks, tiles_of
 from cbmm_spark.tables import SPECS, Warehouse
 
 Key = tuple[int, str, int, int]

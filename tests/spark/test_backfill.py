@@ -16,17 +16,17 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from cbmm_spark.backfill import BackfillReport, Request, backfill
-from cbmm_spark.checkpoint import saved_abilities
-from cbmm_spark.claims import start_run
-from cbmm_spark.config import Config, GatesConfig, LinkingConfig, PackConfig, RescoreConfig, SolverConfig
+from cbmm_spark.config.schema import Config, GatesConfig, LinkingConfig, PackConfig, RescoreConfig, SolverConfig
 from cbmm_spark.errors import ConflictError, GateError, InputError, NotConvergedError
-from cbmm_spark.gates import judge_alone
+from cbmm_spark.fit.checkpoint import saved_abilities
+from cbmm_spark.history.job import BackfillReport, Request, backfill
+from cbmm_spark.history.stale_days import stale_days
 from cbmm_spark.kernels.linking import LEAST_MODELS
-from cbmm_spark.publish import last_published, published
-from cbmm_spark.rescore import RunOptions, rescore
-from cbmm_spark.runs import RunKey
-from cbmm_spark.stale import stale_days
+from cbmm_spark.rescoring.job import RunOptions, rescore
+from cbmm_spark.runs.claims import start_run
+from cbmm_spark.runs.gates import judge_alone
+from cbmm_spark.runs.publish import last_published, published
+from cbmm_spark.runs.table import RunKey
 from cbmm_spark.tables import SPECS, Warehouse
 from tests.kernels.layouts import drawn
 from tests.spark.helpers import Heard, Matrix, long_table, responses_of

@@ -11,15 +11,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from benchmarks.spark_common import last_query, plan_sizes
-from cbmm_spark.config import RescoreConfig, ScalesConfig, SolverConfig
-from cbmm_spark.describe import job_description
-from cbmm_spark.fit import SparkBlocks
-from cbmm_spark.fits import fit_scales, loop_options
-from cbmm_spark.kernels.dense import Penalty, fit_blocks, item_solution
-from cbmm_spark.kernels.loop import ScaleFit
-from cbmm_spark.published_scale import on_published_scale
-from cbmm_spark.results import RunFits, RunKey, item_rows, solve_items
-from cbmm_spark.scales import choose_scales
+from cbmm_spark.config.schema import RescoreConfig, ScalesConfig, SolverConfig
+from cbmm_spark.fit.fit_scales import fit_scales, loop_options
+from cbmm_spark.fit.scales import choose_scales
+from cbmm_spark.fit.spark_blocks import SparkBlocks
+from cbmm_spark.kernels.alternation import ScaleFit
+from cbmm_spark.kernels.in_process import Penalty, fit_blocks, item_solution
+from cbmm_spark.results.published_scale import on_published_scale
+from cbmm_spark.results.results import RunFits, RunKey, item_rows, solve_items
+from cbmm_spark.spark.scoped import job_description
 from tests.kernels.layouts import blocks_of, drawn
 from tests.spark.helpers import DAY, Heard, Matrix, tiles_in_memory
 
@@ -190,11 +190,11 @@ def test_nothing_is_left_behind_where_blocks_cannot_be_read(spark: SparkSession)
 CLUSTER = """
 import json
 import numpy as np
-from cbmm_spark.config import ScalesConfig, SolverConfig
-from cbmm_spark.fit import SparkBlocks
-from cbmm_spark.fits import fit_scales
-from cbmm_spark.results import RunKey
-from cbmm_spark.scales import choose_scales
+from cbmm_spark.config.schema import ScalesConfig, SolverConfig
+from cbmm_spark.fit.spark_blocks import SparkBlocks
+from cbmm_spark.fit.fit_scales import fit_scales
+from cbmm_spark.results.results import RunKey
+from cbmm_spark.fit.scales import choose_scales
 from tests.kernels.layouts import drawn
 from tests.spark.helpers import DAY, Heard, Matrix, tiles_in_memory
 parts = {"x": Matrix(*drawn(40, 50, 4, observed=0.8)), "y": Matrix(*drawn(40, 30, 5, observed=0.9))}

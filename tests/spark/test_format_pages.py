@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from cbmm_spark import cli
-from cbmm_spark.readers import READERS
+from cbmm_spark.cli import main as cli
+from cbmm_spark.readers.registry import READERS
 
 PAGES = sorted(path for path in (Path(__file__).parents[2] / "docs" / "formats").glob("*.md") if path.stem != "README")
 _HERE = re.compile(r"^ *python - <<'END'\n(.*?)^ *END$", re.DOTALL | re.MULTILINE)

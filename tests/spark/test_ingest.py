@@ -21,13 +21,14 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark import dimensions, names
-from cbmm_spark import ingest as module
-from cbmm_spark.config import ChecksConfig, Config, IngestConfig
+from cbmm_spark.config.schema import ChecksConfig, Config, IngestConfig
 from cbmm_spark.errors import ConfigError, InputError
-from cbmm_spark.ingest import IngestReport, ingest
-from cbmm_spark.ingest_report import complaint
-from cbmm_spark.readers import RAW_COLUMNS, RawFrame
+from cbmm_spark.ingest import job as module
+from cbmm_spark.ingest import names
+from cbmm_spark.ingest import numbering as dimensions
+from cbmm_spark.ingest.job import IngestReport, ingest
+from cbmm_spark.ingest.report import complaint
+from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame
 from cbmm_spark.tables import Warehouse
 
 TABLES = ("responses", "models", "items", "quarantine")

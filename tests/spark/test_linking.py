@@ -14,16 +14,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from scipy.optimize import brentq
 
-from cbmm_spark.config import Config, LinkingConfig, PackConfig, RescoreConfig, SolverConfig
+from cbmm_spark.config.schema import Config, LinkingConfig, PackConfig, RescoreConfig, SolverConfig
 from cbmm_spark.errors import GateError, InputError
-from cbmm_spark.kernels.dense import fit_blocks
-from cbmm_spark.kernels.frozen import pull
+from cbmm_spark.fit.scales import Scales
+from cbmm_spark.kernels.fixed_items import pull
+from cbmm_spark.kernels.in_process import fit_blocks
 from cbmm_spark.kernels.linking import item_variance, quantiles
-from cbmm_spark.linking import EarlierRun, Origin, earlier_runs, link_scales, reference_runs
-from cbmm_spark.publish import last_published
-from cbmm_spark.published_scale import on_published_scale
-from cbmm_spark.rescore import RescoreReport, RunOptions, rescore
-from cbmm_spark.scales import Scales
+from cbmm_spark.linking.linking import EarlierRun, Origin, earlier_runs, link_scales, reference_runs
+from cbmm_spark.rescoring.job import RescoreReport, RunOptions, rescore
+from cbmm_spark.results.published_scale import on_published_scale
+from cbmm_spark.runs.publish import last_published
 from cbmm_spark.tables import SPECS, Warehouse
 from tests.kernels.layouts import blocks_of
 from tests.spark.helpers import DAY, Heard, Matrix, store

@@ -14,12 +14,12 @@ from delta.exceptions.base import ConcurrentDeleteReadException
 from deltalake import DeltaTable
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from cbmm_spark.config import Config, RescoreConfig, ScalesConfig
+from cbmm_spark.config.schema import Config, RescoreConfig, ScalesConfig
+from cbmm_spark.console.progress import Progress
 from cbmm_spark.errors import ConflictError
-from cbmm_spark.maintain import maintain
-from cbmm_spark.output import Progress
-from cbmm_spark.rescore import rescore
+from cbmm_spark.rescoring.job import rescore
 from cbmm_spark.tables import SPECS, Warehouse, retry
+from cbmm_spark.upkeep.maintain import maintain
 from tests.spark.helpers import Heard, Matrix, store
 
 NIGHTS = 10

@@ -15,16 +15,16 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from cbmm_spark.backup import COPIED, backup
-from cbmm_spark.config import Config, NightlyConfig, RescoreConfig, ScalesConfig, SourceConfig
+from cbmm_spark.config.schema import Config, NightlyConfig, RescoreConfig, ScalesConfig, SourceConfig
+from cbmm_spark.console.progress import Progress
 from cbmm_spark.errors import InputError
-from cbmm_spark.maintain import STEPS as MAINTAIN_STEPS
-from cbmm_spark.maintain import maintain
-from cbmm_spark.nightly import STEPS, Night, NightReport
-from cbmm_spark.output import Progress
-from cbmm_spark.sources import look_for
-from cbmm_spark.status import as_text, status
+from cbmm_spark.night.night import STEPS, Night, NightReport
+from cbmm_spark.night.sources import look_for
 from cbmm_spark.tables import SPECS, Warehouse
+from cbmm_spark.upkeep.backup import COPIED, backup
+from cbmm_spark.upkeep.maintain import STEPS as MAINTAIN_STEPS
+from cbmm_spark.upkeep.maintain import maintain
+from cbmm_spark.upkeep.status import as_text, status
 
 MODELS, ITEMS = 12, 24
 RUN_STEPS = (

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame
 
-from cbmm_spark import publish as publishing
-from cbmm_spark.claims import start_runs
-from cbmm_spark.config import RetentionConfig
-from cbmm_spark.gates import Movement, compare
-from cbmm_spark.publish import finish_runs, publish_runs, published_abilities, write_all_results
-from cbmm_spark.retention import apply_retention
-from cbmm_spark.runs import RunKey
+from cbmm_spark.config.schema import RetentionConfig
+from cbmm_spark.runs import publish as publishing
+from cbmm_spark.runs.claims import start_runs
+from cbmm_spark.runs.gates import Movement, compare
+from cbmm_spark.runs.publish import finish_runs, publish_runs, published_abilities, write_all_results
+from cbmm_spark.runs.table import RunKey
 from cbmm_spark.tables import SPECS, Warehouse
+from cbmm_spark.upkeep.retention import apply_retention
 from tests.spark.table_samples import DAY, frame, full_row
 
 FEW = RetentionConfig(keep_nights=2, keep_monthly=0, keep_saved_nights=1, keep_failed_days=5)

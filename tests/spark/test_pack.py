@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from cbmm_spark.blocks import join_tiles
-from cbmm_spark.config import Config, PackConfig
+from cbmm_spark.config.schema import Config, PackConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.pack import pack, tiles_of
+from cbmm_spark.packing.job import pack, tiles_of
+from cbmm_spark.packing.tile_codec import join_tiles
+from cbmm_spark.packing.tiles import benchmark_kinds, kind_columns
 from cbmm_spark.tables import Warehouse
-from cbmm_spark.tiles import benchmark_kinds, kind_columns
 from tests.kernels.layouts import drawn
 from tests.spark.helpers import Matrix, cells_of_parts, long_table, responses_of, store, unpacked
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from cbmm_spark.config import Config, PackConfig
-from cbmm_spark.pack import pack, stored_blocks
+from cbmm_spark.config.schema import Config, PackConfig
+from cbmm_spark.packing.job import pack, stored_blocks
 from cbmm_spark.tables import Warehouse
 from tests.spark.nights import GONE, Key, assert_as_rebuilt, files_of, night
 

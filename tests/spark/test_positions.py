@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from cbmm_spark.config import Config
-from cbmm_spark.ingest import ingest
+from cbmm_spark.config.schema import Config
+from cbmm_spark.ingest.job import ingest
 from cbmm_spark.tables import Warehouse
 from tests.spark.reader_samples import Read
 

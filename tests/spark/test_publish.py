@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from cbmm_spark import publish as publishing
-from cbmm_spark.claims import Heartbeat, Terms, renew, start_runs
 from cbmm_spark.errors import ConflictError, InputError
-from cbmm_spark.owner import Owner, this_process
-from cbmm_spark.publish import (
+from cbmm_spark.runs import publish as publishing
+from cbmm_spark.runs.claims import Heartbeat, Terms, renew, start_runs
+from cbmm_spark.runs.process_identity import Owner, this_process
+from cbmm_spark.runs.publish import (
     finish_run,
     last_published,
     publish,
@@ -27,7 +27,7 @@ from cbmm_spark.publish import (
     start_run,
     write_results,
 )
-from cbmm_spark.runs import RunKey
+from cbmm_spark.runs.table import RunKey
 from cbmm_spark.tables import Warehouse
 from tests.spark.table_samples import NOON, frame, full_row
 

@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from cbmm_spark import resubmit as module
-from cbmm_spark.config import Config, IngestConfig
+from cbmm_spark.config.schema import Config, IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.ingest import IngestReport, ingest
-from cbmm_spark.quarantine_table import Selection, drop_refused, list_refused
+from cbmm_spark.ingest import resubmit as module
+from cbmm_spark.ingest.job import IngestReport, ingest
+from cbmm_spark.ingest.quarantine_admin import Selection, drop_refused, list_refused
+from cbmm_spark.ingest.resubmit import Resubmitted, resubmit
 from cbmm_spark.readers.files import files_of, lines_of
-from cbmm_spark.resubmit import Resubmitted, resubmit
 from cbmm_spark.tables import Warehouse
 
 Again = Callable[..., Resubmitted]
@@ -90,7 +90,7 @@ def test_killed_between_the_two_commits_repeating_ends_the_same(
     ingest(spark, warehouse, Config(), str(tmp_path / "n"))
     rules = {"status": {"won": 1.0}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cbmm_spark.ingest.keep_refused", _killed)
+        patch.setattr("cbmm_spark.ingest.job.keep_refused", _killed)
         with pytest.raises(KeyboardInterrupt):
             again(**rules)
     assert scores(warehouse) == {("m1", "i1"): 1.0, ("m1", "i3"): 0.0}
@@ -105,7 +105,7 @@ def test_how_to_read_the_files_of_an_ingest_that_did_not_end_is_asked(
     """It may have been given a benchmark, which nobody knows any more: nothing is guessed."""
     write_lines(tmp_path / "n" / "a [1] {é}.jsonl", [("m1", "i1", "won"), ("m1", "i3", 0)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cbmm_spark.ingest.keep_report", _killed)
+        patch.setattr("cbmm_spark.ingest.job.keep_report", _killed)
         with pytest.raises(KeyboardInterrupt):
             ingest(spark, warehouse, Config(), str(tmp_path / "n"), benchmark="quiz")
     done = again(status={"won": 1.0})
@@ -242,6 +242,6 @@ def read_all(spark: SparkSession, warehouse: Warehouse, tmp_path: Path) -> Calla
 
 
 def test_every_long_format_is_known_to_the_registry() -> None:
-    from cbmm_spark.readers import READERS
+    from cbmm_spark.readers.registry import READERS
 
     assert set(module.LONG) <= set(READERS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from cbmm_spark.errors import InputError
-from cbmm_spark.readers import RAW_COLUMNS, RawFrame
+from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame
 from tests.spark.reader_samples import Read, defaults_of, rows_with
 
 STAMP = "2023-09-17T10-21-46.123456"

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from cbmm_spark.config import METRICS, IngestConfig
+from cbmm_spark.config.schema import METRICS, IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.responses import validate
+from cbmm_spark.ingest.rules import validate
 from tests.spark.reader_samples import HARD_NAMES, defaults_of, read_with, rows_of
 
 RUN = "mmlu:subject=college physics,method=joint,model=org_x+y (1)"

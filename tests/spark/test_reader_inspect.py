@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
-from cbmm_spark.config import STATUS
+from cbmm_spark.config.schema import STATUS
 from cbmm_spark.errors import InputError
-from cbmm_spark.readers import RAW_COLUMNS, RawFrame
+from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame
 from tests.spark.reader_samples import Read, defaults_of, rows_with
 
 NAME = "2025-03-03T12-00-00+00-00_my-task_AbCdEfGhIjKlMnOpQrStUv.json"

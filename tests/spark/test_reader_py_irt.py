@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.config import IngestConfig
+from cbmm_spark.config.schema import IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.responses import validate
+from cbmm_spark.ingest.rules import validate
 from tests.spark.reader_samples import HARD_NAMES, read_with, rows_of
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x00"), min_size=1, max_size=80)

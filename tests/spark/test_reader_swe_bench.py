@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from cbmm_spark.config import Config, IngestConfig
+from cbmm_spark.config.schema import Config, IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.ingest import ingest
+from cbmm_spark.ingest.job import ingest
 from cbmm_spark.tables import Warehouse
 from tests.spark.reader_samples import HARD_NAMES, defaults_of, read_with, rows_of
 

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from cbmm_spark.config import Config
+from cbmm_spark.config.schema import Config
 from cbmm_spark.errors import InputError
-from cbmm_spark.ingest import ingest
+from cbmm_spark.ingest.job import ingest
 from cbmm_spark.tables import Warehouse
 from tests.spark.reader_samples import HARD_NAMES, read_with, rows_of
 

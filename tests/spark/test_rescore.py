@@ -14,14 +14,14 @@ import pyarrow.dataset as dataset
 import pytest
 from pyspark.sql import SparkSession
 
-from cbmm_spark import fits as module
-from cbmm_spark.checkpoint import saved_abilities
-from cbmm_spark.config import Config, PackConfig, RescoreConfig, ScalesConfig, SolverConfig
+from cbmm_spark.config.schema import Config, PackConfig, RescoreConfig, ScalesConfig, SolverConfig
 from cbmm_spark.errors import GateError, InputError, NotConvergedError
-from cbmm_spark.kernels.dense import fit_blocks
+from cbmm_spark.fit import fit_scales as module
+from cbmm_spark.fit.checkpoint import saved_abilities
+from cbmm_spark.kernels.in_process import fit_blocks
 from cbmm_spark.kernels.model import standard_gauge
-from cbmm_spark.publish import last_published, published
-from cbmm_spark.rescore import RescoreReport, RunOptions, rescore
+from cbmm_spark.rescoring.job import RescoreReport, RunOptions, rescore
+from cbmm_spark.runs.publish import last_published, published
 from cbmm_spark.tables import SPECS, Warehouse
 from tests.kernels.layouts import blocks_of, drawn
 from tests.oracles import fit_lbfgsb, load_matrix

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from cbmm_spark import responses
-from cbmm_spark.config import IngestConfig
-from cbmm_spark.responses import REASONS, applied_defaults, validate
+from cbmm_spark.config.schema import IngestConfig
+from cbmm_spark.ingest import rules as responses
+from cbmm_spark.ingest.rules import REASONS, applied_defaults, validate
 
 GOOD = {
     "model_id": "m",

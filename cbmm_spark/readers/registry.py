@@ -1,0 +1,156 @@
+"""Evaluation formats. `READERS` is the registry; a new format is a module with one `Reader` and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from cbmm_spark.errors import ConfigError, InputError
+from cbmm_spark.readers import (
+    delimited,
+    delta,
+    details,
+    helm,
+    id_list,
+    inspect_log,
+    irw,
+    jsonl,
+    lm_eval,
+    openai_evals,
+    parquet,
+    py_irt,
+    swe_bench,
+    table,
+    wide,
+)
+from cbmm_spark.readers.base import (
+    FIRST_ATTEMPT,
+    LEFT_OUT,
+    RAW_COLUMNS,
+    RawFrame,
+    Reader,
+    ReadOptions,
+    Sample,
+    assign_roles,
+)
+from cbmm_spark.readers.files import look_at
+from cbmm_spark.readers.mapping import renamed
+from cbmm_spark.spark.preflight import table_name
+
+READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        reader.name: reader
+        for reader in (
+            # Those that name every column as they like come last: each of the others looks like one of them.
+            *(table.READER, delta.READER, lm_eval.READER, details.READER, inspect_log.READER, helm.READER),
+            *(openai_evals.READER, swe_bench.READER, py_irt.READER, irw.READER, id_list.READER),
+            *(parquet.READER, jsonl.READER, delimited.READER, wide.WIDE_MODELS, wide.WIDE_ITEMS),
+        )
+    }
+)
+"""All formats by name, in the order in which they are tried."""
+
+_FAMILIES = MappingProxyType(
+    {
+        "auto": tuple(READERS),
+        "long": ("table", "delta", "irw", "parquet", "jsonl", "csv"),
+        "wide": ("wide-models", "wide-items"),
+    }
+)
+
+FORMATS = (*_FAMILIES, *READERS)
+"""What `--format` accepts."""
+
+
+def read_source(spark: SparkSession, path: str, format: str, options: ReadOptions) -> tuple[RawFrame, str, str]:
+    """Find out the format of a source and give its raw frame.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    path
+        File, folder or glob on any file system Spark knows, or the name of a catalog's table.
+    format
+        One of `FORMATS`.
+    options
+        Column names and what the command line gave.
+
+    Returns
+    -------
+    frame, name, reason
+        The raw frame (lazy), the format's name, and why it was chosen.
+
+    Raises
+    ------
+    ConfigError
+        There is no such format.
+    InputError
+        The source is missing, empty, or not what the format needs.
+    """
+    if format not in FORMATS:
+        raise ConfigError(f"unknown format {format}: use one of {', '.join(FORMATS)}")
+    is_table = format in (*_FAMILIES, table.READER.name) and table_name(path) is not None
+    sample = Sample(path, (), "", (), False, options.columns) if is_table else look_at(spark, path, options.columns)
+    name, reason = (format, "given") if format in READERS else _detect(sample, format, options)
+    return _renamed(READERS[name].read(spark, sample, options), options), name, reason
+
+
+def _renamed(raw: RawFrame, options: ReadOptions) -> RawFrame:
+    """Give models and benchmarks the names that `[ingest.models]` and `[ingest.benchmarks]` store them under."""
+    models, benchmarks = options.rules.models, options.rules.benchmarks
+    if not (models or benchmarks):
+        return raw
+
+    def change(frame: DataFrame) -> DataFrame:
+        # The reader's own conditions are on its names: they are evaluated before these change.
+        frame = frame.withColumns({f"_default_{i}": c for i, c in enumerate(raw.defaults.values())})
+        return frame.withColumns(
+            {"_named_model": F.col("model_id"), "_named_benchmark": F.col("benchmark"),
+             "model_id": renamed(F.col("model_id"), models), "benchmark": renamed(F.col("benchmark"), benchmarks)}
+        )  # fmt: skip
+
+    defaults = {name: F.col(f"_default_{i}") for i, name in enumerate(raw.defaults)}
+    for kind, given, stored in (("model", "_named_model", "model_id"), ("benchmark", "_named_benchmark", "benchmark")):
+        defaults[f"{kind} renamed by ingest.{kind}s"] = ~F.col(given).eqNullSafe(F.col(stored))
+    return replace(raw.changed(change), defaults=defaults)
+
+
+def _detect(sample: Sample, family: str, options: ReadOptions) -> tuple[str, str]:
+    for name in _FAMILIES[family]:
+        reason = READERS[name].detect(sample)
+        if reason:
+            return name, reason
+    raise InputError(_not_told(sample, family, options))
+
+
+def _not_told(sample: Sample, family: str, options: ReadOptions) -> str:
+    """Why no format fits: mostly a needed column is missing, which is said as for a long table."""
+    header = wide.header_of(sample)
+    if "\x00" in sample.first_line and not sample.parquet_columns:
+        return f"{sample.path} is binary and not Parquet; use --format to say what it is"
+    told = "; a table of models × items needs --format wide-models (a row a model) or wide-items (a row an item)"
+    if family != "wide" and header and header[0].strip():
+        try:
+            assign_roles(header, options, sample.path)
+        except InputError as error:
+            return f"{error}{told}"
+    return f"{sample.path}: cannot tell its format from its first line{told}"
+
+
+__all__ = [
+    "FIRST_ATTEMPT",
+    "FORMATS",
+    "LEFT_OUT",
+    "RAW_COLUMNS",
+    "READERS",
+    "RawFrame",
+    "ReadOptions",
+    "Reader",
+    "Sample",
+    "read_source",
+]
