@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+import numpy as np
 
 from cbmm_spark.config.schema import ChecksConfig, Strictness
 from cbmm_spark.errors import InputError
-from cbmm_spark.ingest.batch import Batch, without_benchmarks
-from cbmm_spark.tables import Warehouse
+from cbmm_spark.ingest.batch import Batch
+from cbmm_spark.ingest.known import Known, content_text
+from cbmm_spark.ingest.members import Members
 
 _SHOWN = 3
 
@@ -41,32 +41,34 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Checked:
-    """What the checks leave of a batch.
+    """What the checks say of a batch.
 
     Attributes
     ----------
-    batch
-        What may be stored.
     warnings
         What a person should look at, in sentences.
+    left
+        Benchmarks that are not to be stored.
     stopped
-        Why some benchmarks are not in `batch` any more; empty where all are.
+        Why not; empty where all are.
     """
 
-    batch: Batch
-    warnings: tuple[str, ...]
-    stopped: str
+    warnings: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    stopped: str = ""
 
 
-def check_batch(warehouse: Warehouse, batch: Batch, checks: ChecksConfig, whole: bool) -> Checked:
+def check_batch(batch: Batch, known: Known, before: Members | None, checks: ChecksConfig, whole: bool) -> Checked:
     """Look a batch over.
 
     Parameters
     ----------
-    warehouse
-        What is stored already.
     batch
         What is to be stored.
+    known
+        What is stored of its names.
+    before
+        What the same files held when the same input was last ingested; None: it was not, or nobody asks.
     checks
         How strict to be. A benchmark of which an item has two contents is left out where content is "fail": answers to
         them must not be mixed (case R9).
@@ -78,29 +80,30 @@ def check_batch(warehouse: Warehouse, batch: Batch, checks: ChecksConfig, whole:
     InputError
         A check set to "fail" found something, and nothing is left or all was asked for; nothing was written.
     """
-    warnings, stopped = [], ""
-    told = [] if checks.content == "ignore" else _two_contents(warehouse, batch)
+    warnings: list[str] = []
+    left: tuple[str, ...] = ()
+    stopped = ""
+    told = [] if checks.content == "ignore" else _two_contents(batch, known)
     sentences = [sentence for sentence, _ in told]
     if told and checks.content == "fail":
         stopped = "; ".join(sentences)
-        names = sorted({name for _, benchmarks in told for name in benchmarks})
-        if whole or batch.names.pairs.where(~F.col("benchmark").isin(names)).isEmpty():
+        left = tuple(sorted({name for _, benchmarks in told for name in benchmarks}))
+        if whole or not batch.items.keys() - set(left):
             raise _refused(batch.path, stopped, "content")
-        batch = without_benchmarks(batch, names)
     else:
         warnings += sentences
-    steps: Sequence[tuple[Strictness, str, Callable[[Warehouse, Batch], list[str]]]] = (
-        (checks.names, "names", _names_alike),
-        (checks.vanished, "vanished", _vanished),
+    steps: Sequence[tuple[Strictness, str, Callable[[], list[str]]]] = (
+        (checks.names, "names", lambda: _names_alike(batch, known, left)),
+        (checks.vanished, "vanished", lambda: _vanished(batch, before, left)),
     )
     for strictness, name, look in steps:
         if strictness == "ignore":
             continue
-        found = look(warehouse, batch)
+        found = look()
         if found and strictness == "fail":
             raise _refused(batch.path, found[0], name)
         warnings += found
-    return Checked(batch, tuple(warnings), stopped)
+    return Checked(tuple(warnings), left, stopped)
 
 
 def _refused(path: str, why: str, check: str, written: str = "nothing was written") -> InputError:
@@ -112,101 +115,72 @@ def stopped_by_content(path: str, why: str) -> InputError:
     return _refused(path, why, "content", "nothing of these benchmarks was written, the others were")
 
 
-def coverage(batch: Batch) -> list[Coverage]:
-    """Return the coverage of every benchmark of a batch, by name."""
-    items = batch.names.items.groupBy("benchmark").agg(F.count("*").alias("all_items"))
-    share = F.col("items") / F.col("all_items")
-    rows = (
-        _answered(batch)
-        .join(F.broadcast(items), "benchmark")
-        .groupBy("benchmark")
-        .agg(
-            F.count("*").alias("models"),
-            F.first("all_items").alias("items"),
-            F.min(F.struct(share.alias("share"), "model_id")).alias("lowest"),
-            F.avg(share).alias("mean"),
-        )
-        .orderBy("benchmark")
-        .collect()
-    )
-    return [
-        Coverage(r["benchmark"], r["models"], r["items"], r["lowest"]["share"], r["lowest"]["model_id"], r["mean"])
-        for r in rows
-    ]
+def coverage(batch: Batch, answered: Mapping[tuple[str, str], int]) -> list[Coverage]:
+    """Return the coverage of every benchmark of a batch, by name.
 
-
-def _answered(batch: Batch) -> DataFrame:
-    """How many items of a benchmark each model answered: benchmark, model_id, items.
-
-    Where no row repeats another and there is one attempt, these are the rows that were counted when the names were
-    found; else they are counted once more.
+    Parameters
+    ----------
+    batch
+        The input.
+    answered
+        By benchmark and model, how many items have a verdict.
     """
-    names, counts = batch.names, batch.counts
-    is_plain = names.attempts[0] == names.attempts[1] and counts.rows == counts.keys and batch.undecidable is None
-    if is_plain:
-        return names.pairs.select("benchmark", "model_id", F.col("answered").alias("items"))
-    cells = batch.accepted.where(F.col("score").isNotNull()).select("model_hash", "item_hash").distinct()
-    named = cells.join(names.models, "model_hash").join(names.items.select("item_hash", "benchmark"), "item_hash")
-    counted = named.groupBy("benchmark", "model_id").agg(F.count("*").alias("items"))
-    pairs = names.pairs.select("benchmark", "model_id").join(counted, ["benchmark", "model_id"], "left")
-    return pairs.withColumn("items", F.coalesce("items", F.lit(0)))  # a model may have no verdict at all
+    by_benchmark: dict[str, list[tuple[int, str]]] = {}
+    for (benchmark, model), items in answered.items():
+        by_benchmark.setdefault(benchmark, []).append((items, model))
+    found = []
+    for benchmark, models in sorted(by_benchmark.items()):
+        items = len(batch.items[benchmark].names)
+        fewest, model = min(models)
+        mean = sum(n for n, _ in models) / len(models) / items
+        found.append(Coverage(benchmark, len(models), items, fewest / items, model, mean))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ contents
-def _two_contents(warehouse: Warehouse, batch: Batch) -> list[tuple[str, list[str]]]:
+def _two_contents(batch: Batch, known: Known) -> list[tuple[str, list[str]]]:
     """Items with two contents, within the batch or between it and what is stored: in words, and their benchmarks."""
-    if not batch.names.has_content:
-        return []
-    found = batch.names.items.select("benchmark", "item_id", F.col("content_low").alias("low"),
-                                     F.col("content_high").alias("high"))  # fmt: skip
-    told = [_contents_sentence(found.where(F.col("low") != F.col("high")), "for one model than for another")]
-    if warehouse.exists("items"):
-        stored = warehouse.read("items").where(F.col("content_hash").isNotNull())
-        joined = found.join(stored.select("benchmark", "item_id", "content_hash"), ["benchmark", "item_id"])
-        told.append(_contents_sentence(joined.where(F.hex("low") != F.col("content_hash")), "than the stored one"))
+    within: dict[str, list[str]] = {}
+    beside: dict[str, list[str]] = {}
+    for benchmark, items in batch.items.items():
+        for at in np.flatnonzero(items.has_content).tolist():
+            if items.low[at] != items.high[at]:
+                within.setdefault(benchmark, []).append(items.names[at])
+            stored = known.content.get(items.first + at)
+            if stored is not None and content_text(int(items.low[at])) != stored:
+                beside.setdefault(benchmark, []).append(items.names[at])
+    told = [
+        _contents_sentence(within, "for one model than for another"),
+        _contents_sentence(beside, "than the stored one"),
+    ]
     return [(sentence, benchmarks) for sentence, benchmarks in told if benchmarks]
 
 
-def _contents_sentence(items: DataFrame, where: str) -> tuple[str, list[str]]:
-    benchmarks = items.groupBy("benchmark").agg(F.count("*").alias("items"), F.min("item_id").alias("item_id"))
-    rows = benchmarks.orderBy("benchmark").collect()  # one a benchmark
-    if not rows:
+def _contents_sentence(found: Mapping[str, Sequence[str]], where: str) -> tuple[str, list[str]]:
+    names = sorted(found)
+    if not names:
         return "", []
-    shown = ", ".join(f"{r['items']} of {r['benchmark']!r} (such as {r['item_id']!r})" for r in rows[:_SHOWN])
+    shown = ", ".join(f"{len(found[name])} of {name!r} (such as {min(found[name])!r})" for name in names[:_SHOWN])
     sentence = (
-        f"items have another content {where}: {shown}{_and_more(rows)}; give the versions of the benchmark names of "
+        f"items have another content {where}: {shown}{_and_more(names)}; give the versions of the benchmark names of "
         "their own ([ingest.benchmarks], if need be an ingest and a mapping for each)"
     )
-    return sentence, [r["benchmark"] for r in rows]
+    return sentence, names
 
 
 # ------------------------------------------------------------------------------------------------ names
-def _names_alike(warehouse: Warehouse, batch: Batch) -> list[str]:
+def _names_alike(batch: Batch, known: Known, left: Sequence[str]) -> list[str]:
     """Names that differ by case or white space only (case R8)."""
-    benchmarks = batch.names.pairs.select(F.col("benchmark").alias("name")).distinct()
-    new, everything = [], []
-    for kind, table, column, names in (
-        ("model", "models", "model_id", batch.names.models.select(F.col("model_id").alias("name"))),
-        ("benchmark", "items", "benchmark", benchmarks),
-    ):
-        new.append(names.select(F.lit(kind).alias("kind"), "name"))
-        everything.append(new[-1])
-        if warehouse.exists(table):
-            everything.append(warehouse.read(table).select(F.lit(kind).alias("kind"), F.col(column).alias("name")))
-    folded = _folded(F.col("name")).alias("folded")
-    mine = reduce(DataFrame.unionByName, new).select("kind", folded).distinct()
-    rows = (
-        reduce(DataFrame.unionByName, everything)
-        .groupBy("kind", folded)
-        .agg(F.sort_array(F.collect_set("name")).alias("n"))
-        .where(F.size("n") > 1)
-        .join(mine, ["kind", "folded"], "left_semi")
-        .orderBy(F.desc("kind"), "folded")
-        .collect()
-    )
     told = []
-    for kind in ("model", "benchmark"):
-        alike = [row["n"] for row in rows if row["kind"] == kind]
+    for kind, mine, stored in (
+        ("model", batch.models, known.all_models),
+        ("benchmark", [name for name in batch.items if name not in left], known.all_benchmarks),
+    ):
+        by_folded: dict[str, set[str]] = {}
+        for name in (*mine, *stored):
+            by_folded.setdefault(_folded(name), set()).add(name)
+        here = sorted({_folded(name) for name in mine})
+        alike = [sorted(by_folded[folded]) for folded in here if len(by_folded[folded]) > 1]
         if alike:
             shown = "; ".join(" and ".join(map(repr, names[:_SHOWN])) for names in alike[:_SHOWN])
             told.append(
@@ -216,51 +190,29 @@ def _names_alike(warehouse: Warehouse, batch: Batch) -> list[str]:
     return told
 
 
-def _folded(name: Column) -> Column:
-    return F.regexp_replace(F.lower(name), r"\s+", "")
+def _folded(name: str) -> str:
+    return re.sub(r"\s+", "", name.lower())
 
 
 # ------------------------------------------------------------------------------------------------ vanished
-def _vanished(warehouse: Warehouse, batch: Batch) -> list[str]:
+def _vanished(batch: Batch, before: Members | None, left: Sequence[str]) -> list[str]:
     """Models and items that the same files had when they were last ingested, and lack now (case R14)."""
-    if not warehouse.exists("responses"):
+    if before is None:
         return []
-    buckets = list(batch.counts.buckets)
-    stored = warehouse.read("responses").where(F.col("benchmark_bucket").isin(buckets))
-    stored = stored.join(F.broadcast(batch.names.sources.select("source")), "source", "left_semi")
-    before, now = _models_and_items(stored), _names_of(batch)
-    benchmarks = batch.names.pairs.select("benchmark").distinct()
-    gone = before.join(F.broadcast(benchmarks), "benchmark", "left_semi").join(now, now.columns, "left_anti")
-    rows = (
-        gone.groupBy("kind", "benchmark")
-        .agg(F.count("*").alias("n"), F.min("name").alias("one"))
-        .orderBy(F.desc("kind"), "benchmark")
-        .collect()
-    )
+    gone = batch.members.lacks(before)
     told = []
-    for kind in ("models", "items"):
-        mine = [row for row in rows if row["kind"] == kind]
-        if mine:
-            shown = ", ".join(f"{r['n']} of {r['benchmark']!r} (such as {r['one']!r})" for r in mine[:_SHOWN])
+    for kind, by_benchmark in (("models", gone.models), ("items", gone.items)):
+        names = sorted(name for name in by_benchmark if name in batch.items and name not in left)
+        if names:
+            shown = ", ".join(
+                f"{len(by_benchmark[name])} of {name!r} (such as {min(by_benchmark[name])!r})"
+                for name in names[:_SHOWN]
+            )
             told.append(
-                f"{kind} that these files had before are not in them any more and stay stored: {shown}{_and_more(mine)}"
+                f"{kind} that these files had before are not in them any more and stay stored: "
+                f"{shown}{_and_more(names)}"
             )
     return told
-
-
-def _models_and_items(responses: DataFrame) -> DataFrame:
-    """Each model and each item of each benchmark once, in one pass: benchmark, kind, name."""
-    pairs = [F.struct(F.lit(kind).alias("kind"), F.col(key).alias("name"))
-             for kind, key in (("models", "model_id"), ("items", "item_id"))]  # fmt: skip
-    each = responses.select("benchmark", F.explode(F.array(*pairs)).alias("each"))
-    return each.select("benchmark", "each.*").distinct()
-
-
-def _names_of(batch: Batch) -> DataFrame:
-    """The same of a batch, whose names are known."""
-    models = batch.names.pairs.select("benchmark", F.lit("models").alias("kind"), F.col("model_id").alias("name"))
-    items = batch.names.items.select("benchmark", F.lit("items").alias("kind"), F.col("item_id").alias("name"))
-    return models.unionByName(items)
 
 
 def _and_more(rows: Sequence[object]) -> str:

@@ -1,41 +1,38 @@
 """Ingest: evaluation results of any known format → `responses`, `models`, `items`, `quarantine`, `ingests`.
 
-The way of a batch: read (`readers`) → validate (`responses`) → one row per key, the one shuffle (`batch`) → look it
-over (`checks`) → compare with what is stored, numbers for new keys (`dimensions`), one commit to `responses` with only
-the rows that differ (`merge`) → refused rows (`quarantine`) → the report. Repeating an ingest changes nothing but the
-list of ingests, and one that was killed anywhere is completed by repeating it.
+The way of an input: read, judge and encode it, each row once (`gather`) → look it over (`checks`) → bring the answers
+of each model and benchmark together with what is stored, number new names, one commit to `responses` with only what
+differs (`commit`) → refused rows (`quarantine`) → the report. Repeating an ingest changes nothing but the list of
+ingests, and one that was killed anywhere is completed by repeating it.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from cbmm_spark.config.load import load_mapping
 from cbmm_spark.config.schema import Config, IngestConfig
 from cbmm_spark.errors import ConfigError
-from cbmm_spark.ingest.batch import make_batch
-from cbmm_spark.ingest.checks import check_batch, coverage
-from cbmm_spark.ingest.merge import commit_batch
-from cbmm_spark.ingest.quarantine import Reread, keep_refused
-from cbmm_spark.ingest.report import Example, IngestReport, keep_report
-from cbmm_spark.ingest.rules import validate
-from cbmm_spark.readers.base import RawFrame, ReadOptions
+from cbmm_spark.ingest.batch import OTHER_ATTEMPT, STOPPED, Batch
+from cbmm_spark.ingest.checks import Checked, check_batch, coverage
+from cbmm_spark.ingest.commit import Outcome, commit_batch
+from cbmm_spark.ingest.gather import Source, gather, refused_of, texts_of
+from cbmm_spark.ingest.known import known_names
+from cbmm_spark.ingest.quarantine import Kept, Reread, keep_refused
+from cbmm_spark.ingest.report import Example, IngestReport, keep_report, members_before
+from cbmm_spark.readers.base import ReadOptions
 from cbmm_spark.readers.files import reading
 from cbmm_spark.readers.registry import read_source
 from cbmm_spark.spark.preflight import absolute
-from cbmm_spark.spark.scoped import describe_jobs, session_settings
+from cbmm_spark.spark.scoped import describe_jobs
 from cbmm_spark.tables import Warehouse, add_provenance, recorded
 
 __all__ = ["Example", "Given", "IngestReport", "ingest", "take_in"]
-
-# A generated method of more bytes is not compiled by the JVM; Spark then does better with many small ones.
-_LIMITS = {"spark.sql.codegen.hugeMethodLimit": "8000"}
 
 _UTC_NAMES = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 
@@ -146,7 +143,7 @@ def take_in(
     warehouse: Warehouse,
     rules: IngestConfig,
     given: Given,
-    raw: RawFrame,
+    source: Source,
     format: tuple[str, str],
     reread: Reread | None = None,
     fingerprint: str | None = None,
@@ -157,8 +154,8 @@ def take_in(
     ----------
     warehouse, rules, given
         As for `ingest`.
-    raw
-        Rows of the source.
+    source
+        What a reader gave.
     format
         The format's name, and why it was taken.
     reread
@@ -171,62 +168,81 @@ def take_in(
     InputError, ConflictError
         As `ingest`.
     """
-    name, reason = format
     spark = warehouse.spark
     started = datetime.now(UTC)
     ingest_id = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     add_provenance(ingest_id=ingest_id)
+
+    def at(step: str) -> None:
+        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: {step}")
+
     with ExitStack() as held:
-        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: read {given.path}")
-        with reading(given.path), session_settings(spark, _LIMITS):
-            batch = make_batch(raw, rules, given.path, held)
-        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: check")
+        at(f"read {given.path}")
+        with reading(given.path):
+            gathered = gather(spark, source, rules, given.path, held)
+        batch = gathered.batch
+        at("check")
+        known = known_names(warehouse, batch)
+        asks = rules.checks.vanished != "ignore" and reread is None
+        before = members_before(warehouse, given.path) if asks else None
         # What quarantine held is taken whole or not at all: it is removed there.
-        checked = check_batch(warehouse, batch, rules.checks, whole=reread is not None)
-        batch = checked.batch
-        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: compare and commit")
-        outcome = commit_batch(warehouse, batch, rules.duplicates, started)
-        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: quarantine")
-        refused = keep_refused(warehouse, batch, started, _judged_again(raw, rules), reread)
-        describe_jobs(spark, f"cbmm-spark ingest {ingest_id}: report")
-        covered = coverage(batch)
-    mapped = () if given.mapping is None else (f"mapping {given.mapping} was laid over [ingest]",)
-    report = IngestReport(
-        ingest_id=ingest_id,
-        path=given.path,
-        format=name,
-        format_reason=reason,
-        notes=(*mapped, *raw.notes),
-        read=batch.read,
-        accepted=batch.counts.keys,
-        new=outcome.became.get("new", 0),
-        unchanged=outcome.became.get("unchanged", 0),
-        corrected=outcome.became.get("corrected", 0),
-        redated=outcome.became.get("redated", 0),
-        superseded=outcome.became.get("superseded", 0),
-        collapsed=batch.counts.rows - batch.counts.keys,
-        missing=batch.counts.missing,
-        left_out=batch.left_out,
-        defaults=batch.defaults,
-        quarantined={reason: count for reason, (count, _) in refused.by_reason.items()},
-        examples={
-            reason: tuple(example.on_line(raw.first_line) for example in examples)
-            for reason, (_, examples) in refused.by_reason.items()
-        },
-        corrections=outcome.corrections,
-        warnings=checked.warnings,
-        coverage=tuple(covered),
-        given=given.kept(),
-        removed=refused.removed,
-        lost=refused.lost,
-        stopped=checked.stopped,
-    )
+        checked = check_batch(batch, known, before, rules.checks, whole=reread is not None)
+        at("compare and commit")
+        outcome = commit_batch(warehouse, gathered, rules, started, known, checked.left)
+        at("quarantine")
+        refused = refused_of(spark, gathered, source, rules, outcome.undecided)
+        texts = texts_of(spark, source, rules) if reread is not None and reread.by_text else None
+        kept = keep_refused(warehouse, given.path, refused, started, reread, texts)
+        at("report")
+    report = _report(given, source, format, gathered.batch, checked, outcome, kept, ingest_id)
     # Without a fingerprint the next night reads it again, however often.
-    keep_report(warehouse, report, started, None if checked.stopped else fingerprint)
+    members = None if reread is not None else batch.members
+    keep_report(warehouse, report, started, None if checked.stopped else fingerprint, members)
     return report
 
 
-def _judged_again(raw: RawFrame, rules: IngestConfig) -> Callable[[Sequence[str]], DataFrame] | None:
-    """`validate` of the rows of some files with their positions, where the reader can find these."""
-    numbered = raw.numbered
-    return None if numbered is None else lambda sources: validate(numbered(sources), rules)
+def _report(
+    given: Given,
+    source: Source,
+    format: tuple[str, str],
+    batch: Batch,
+    checked: Checked,
+    outcome: Outcome,
+    kept: Kept,
+    ingest_id: str,
+) -> IngestReport:
+    mapped = () if given.mapping is None else (f"mapping {given.mapping} was laid over [ingest]",)
+    left_out = batch.left_out
+    for why, rows in ((OTHER_ATTEMPT, outcome["other_attempts"]), (STOPPED, outcome.stopped)):
+        if rows:
+            left_out[why] = rows
+    return IngestReport(
+        ingest_id=ingest_id,
+        path=given.path,
+        format=format[0],
+        format_reason=format[1],
+        notes=(*mapped, *source.notes),
+        read=batch.read,
+        accepted=outcome["keys"],
+        new=outcome["new"],
+        unchanged=outcome["unchanged"],
+        corrected=outcome["corrected"],
+        redated=outcome["redated"],
+        superseded=outcome["superseded"],
+        collapsed=outcome["rows"] - outcome["keys"],
+        missing=outcome["missing"],
+        left_out=left_out,
+        defaults=batch.defaults,
+        quarantined={reason: count for reason, (count, _) in kept.by_reason.items()},
+        examples={
+            reason: tuple(example.on_line(source.first_line) for example in examples)
+            for reason, (_, examples) in kept.by_reason.items()
+        },
+        corrections=outcome.corrections,
+        warnings=checked.warnings,
+        coverage=tuple(coverage(batch, outcome.answered)),
+        given=given.kept(),
+        removed=kept.removed,
+        lost=kept.lost,
+        stopped=checked.stopped,
+    )

@@ -19,7 +19,6 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.spark.scoped import persisted
 from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
 
 _ATTRIBUTES = ("content_hash",)
@@ -52,8 +51,8 @@ MODELS = Dimension("models", ("model_id",), "model_index")
 ITEMS = Dimension("items", ("benchmark", "item_id"), "item_index", ("benchmark",))
 
 
-def register(warehouse: Warehouse, dimension: Dimension, rows: DataFrame, metadata: Mapping[str, Any]) -> None:
-    """Give numbers to the keys that have none, and widen the dates of those that have one.
+def number_new(warehouse: Warehouse, dimension: Dimension, rows: DataFrame, metadata: Mapping[str, Any]) -> None:
+    """Give numbers to the keys that have none, in one commit.
 
     Parameters
     ----------
@@ -62,33 +61,37 @@ def register(warehouse: Warehouse, dimension: Dimension, rows: DataFrame, metada
     dimension
         `MODELS` or `ITEMS`.
     rows
-        Each key once: its columns (not null), first_date and last_date, and where known content_hash.
+        Each key once: its columns (not null), first_date and last_date, and where known content_hash. Keys that have a
+        number already, maybe from a rival just now, are left alone.
     metadata
-        Said about the commits. There is no commit if nothing is new.
+        Said about the commit.
 
     Raises
     ------
     ConflictError
         Other ingests kept committing first.
     """
-    known = [name for name in _ATTRIBUTES if name in rows.columns]
-    with persisted(rows.select(*dimension.key, "first_date", "last_date", *known)) as keys:
-        stored = warehouse.read(dimension.table)
-        joined = keys.join(stored, list(dimension.key), "left")
-        is_new = F.col(dimension.number).isNull()
-        counts = joined.agg(F.count_if(is_new).alias("new"), F.count_if(~is_new & _widens()).alias("widened")).head()
-        assert counts is not None
-        if counts["new"]:
-            warehouse.append(_numbered(keys, stored, dimension), dimension.table, metadata)
-        if counts["widened"]:
-            with_commit_retry(lambda: _widen(warehouse, dimension, keys, metadata), warehouse.location(dimension.table))
+    warehouse.append(_numbered(rows, warehouse.read(dimension.table), dimension), dimension.table, metadata)
 
 
-def _widens() -> Column:
-    """Whether the dates of a known key reach beyond the stored ones."""
-    earlier = F.col("first_date") < F.coalesce("first_evaluated_at", F.lit("9999-12-31").cast("timestamp"))
-    later = F.col("last_date") > F.coalesce("last_evaluated_at", F.lit("0001-01-01").cast("timestamp"))
-    return F.coalesce(earlier, F.lit(False)) | F.coalesce(later, F.lit(False))
+def widen(warehouse: Warehouse, dimension: Dimension, rows: DataFrame, metadata: Mapping[str, Any]) -> None:
+    """Let the dates of keys that have a number reach as far as those of some rows, in one commit.
+
+    Parameters and errors are those of `number_new`; the rows are those whose dates reach beyond the stored ones.
+    """
+    same_key = " AND ".join(f"t.{name} = s.{name}" for name in dimension.key)
+    dated = rows.select(*dimension.key, "first_date", "last_date")
+
+    def commit() -> None:
+        merge = warehouse.delta(dimension.table).alias("t").merge(dated.alias("s"), same_key)
+        dates: dict[str, str | Column] = {
+            "first_evaluated_at": F.least("t.first_evaluated_at", "s.first_date"),
+            "last_evaluated_at": F.greatest("t.last_evaluated_at", "s.last_date"),
+        }
+        merge.whenMatchedUpdate(set=dates).execute()
+
+    with warehouse.noted(metadata):
+        with_commit_retry(commit, warehouse.location(dimension.table))
 
 
 def _numbered(keys: DataFrame, stored: DataFrame, dimension: Dimension) -> DataFrame:
@@ -108,23 +111,3 @@ def _numbered(keys: DataFrame, stored: DataFrame, dimension: Dimension) -> DataF
             for field in SPECS[dimension.table].schema.fields
         )
     )
-
-
-def _widen(warehouse: Warehouse, dimension: Dimension, keys: DataFrame, metadata: Mapping[str, Any]) -> None:
-    stored = warehouse.read(dimension.table)
-    dated = keys.select(*dimension.key, "first_date", "last_date")
-    wider = dated.join(stored, list(dimension.key)).where(_widens()).select(*dated.columns)
-    same_key = " AND ".join(f"t.{name} = s.{name}" for name in dimension.key)
-    merge = (
-        warehouse.delta(dimension.table)
-        .alias("t")
-        .merge(wider.alias("s"), same_key)
-        .whenMatchedUpdate(
-            set={
-                "first_evaluated_at": F.least("t.first_evaluated_at", "s.first_date"),
-                "last_evaluated_at": F.greatest("t.last_evaluated_at", "s.last_date"),
-            }
-        )
-    )
-    with warehouse.noted(metadata):
-        merge.execute()

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.ingest.batch import Batch
-from cbmm_spark.ingest.merge import merge_settings
+from cbmm_spark.ingest.commit import merge_settings
 from cbmm_spark.ingest.report import Example
-from cbmm_spark.ingest.rules import KEY
-from cbmm_spark.readers.base import LEFT_OUT
 from cbmm_spark.spark.scoped import persisted
 from cbmm_spark.tables import Warehouse, with_commit_retry
 
 Refused = dict[str, tuple[int, tuple[Example, ...]]]
 """By reason: the number of rows, and examples."""
-
-JudgedAgain = Callable[[Sequence[str]], DataFrame]
-"""Gives the rows of some files as `Batch.judged` does, with positions where that has none."""
 
 EXAMPLES = 3
 """Refused rows of each reason that are shown."""
@@ -69,73 +63,62 @@ class Kept:
 
 def keep_refused(
     warehouse: Warehouse,
-    batch: Batch,
+    path: str,
+    refused: DataFrame | None,
     started: datetime,
-    judged_again: JudgedAgain | None = None,
     reread: Reread | None = None,
+    texts: DataFrame | None = None,
 ) -> Kept:
-    """Add the refused rows of a batch to `quarantine`.
+    """Add the refused rows of an input to `quarantine`.
 
     A row is known by its text, reason and source: the same input again adds nothing, and equal rows of one file are
     kept once (with the position of the first) but counted each.
 
     Parameters
     ----------
-    warehouse, batch
-        The responses of the batch are committed already: an ingest killed between loses no row.
+    warehouse
+        The responses of the input are committed already: an ingest killed between loses no row.
+    path
+        The input.
+    refused
+        raw, reason, source, position; None: there are none.
     started
         The ingest's time, UTC.
-    judged_again
-        Reads files once more to tell positions, so it is asked only about files with refused rows.
     reread
         Rows of the table that are removed unless they are refused again, in the same commit.
+    texts
+        raw and source of every row of the input, where `reread` goes by text.
 
     Raises
     ------
     ConflictError
         Other ingests kept committing first.
     """
-    if batch.invalid == 0 and batch.undecidable is None and reread is None:
+    if refused is None and reread is None:
         return Kept({})
+    if refused is None:
+        refused = warehouse.spark.createDataFrame([], "raw string, reason string, source string, position long")
     with ExitStack() as held:
-        refused = held.enter_context(persisted(_refused(batch, judged_again)))
+        refused = held.enter_context(persisted(refused))
         found = _count_with_examples(refused)
         warehouse.ensure("responses", "quarantine", "models", "items")
         once = refused.groupBy(*_IDENTITY).agg(F.min("position").alias("position"))
         rows = held.enter_context(persisted(once.withColumn("ingested_at", F.lit(started).cast("timestamp"))))
         decided = None if reread is None else reread.condition(started, "t")
         lost: DataFrame | None = None
-        if reread is not None and reread.by_text:
-            lost = held.enter_context(persisted(_lost(warehouse, batch, reread.condition(started, "t"))))
+        if decided is not None and texts is not None:
+            lost = held.enter_context(persisted(_lost(warehouse, texts, decided)))
             rows = rows.unionByName(lost)
         place = warehouse.location("quarantine")
-        removed = with_commit_retry(lambda: _commit(warehouse, rows, batch.path, decided), place)
+        removed = with_commit_retry(lambda: _commit(warehouse, rows, path, decided), place)
         by_file = [] if lost is None else lost.groupBy("source").count().collect()
     return Kept(found, removed, {row["source"]: row["count"] for row in by_file})
 
 
-def _lost(warehouse: Warehouse, batch: Batch, decided: Column) -> DataFrame:
+def _lost(warehouse: Warehouse, texts: DataFrame, decided: Column) -> DataFrame:
     """Rows of `quarantine` whose text is not among the rows of the files that were read for them."""
-    there = batch.judged.select("source", "raw")
     stored = warehouse.read("quarantine").alias("t").where(decided)
-    return stored.join(there, ["source", "raw"], "left_anti").select(*_IDENTITY, "position", "ingested_at")
-
-
-def _refused(batch: Batch, judged_again: JudgedAgain | None) -> DataFrame:
-    refused = _refused_of(batch, batch.judged)
-    if judged_again is None:
-        return refused
-    sources = [row["source"] for row in refused.select("source").distinct().collect()]
-    return _refused_of(batch, judged_again(sources)) if sources else refused
-
-
-def _refused_of(batch: Batch, judged: DataFrame) -> DataFrame:
-    columns = ("raw", "reason", "source", "position")
-    refused = judged.where(F.col("reason").isNotNull() & ~F.col("reason").isin(*LEFT_OUT)).select(*columns)
-    if batch.undecidable is None:
-        return refused
-    rows = judged.where(F.col("reason").isNull()).join(batch.undecidable, list(KEY), "left_semi")
-    return refused.unionByName(rows.withColumn("reason", F.lit("conflicting_duplicate")).select(*columns))
+    return stored.join(texts, ["source", "raw"], "left_anti").select(*_IDENTITY, "position", "ingested_at")
 
 
 def _commit(warehouse: Warehouse, rows: DataFrame, path: str, decided: Column | None) -> int:
@@ -157,9 +140,12 @@ def _commit(warehouse: Warehouse, rows: DataFrame, path: str, decided: Column | 
 
 
 def _count_with_examples(refused: DataFrame) -> Refused:
-    counts = {row["reason"]: row["count"] for row in refused.groupBy("reason").count().collect()}
-    found = {}
-    for reason in sorted(counts):
-        rows = refused.where(F.col("reason") == reason).orderBy("source", "position", "raw").limit(EXAMPLES).collect()
-        found[reason] = (counts[reason], tuple(Example.of(row["source"], row["position"], row["raw"]) for row in rows))
+    by_reason = Window.partitionBy("reason")
+    order = by_reason.orderBy("source", "position", "raw")
+    numbered = refused.withColumns({"rows": F.count("*").over(by_reason), "place": F.row_number().over(order)})
+    found: dict[str, tuple[int, tuple[Example, ...]]] = {}
+    for row in numbered.where(F.col("place") <= EXAMPLES).orderBy("reason", "place").collect():
+        _, examples = found.get(row["reason"], (0, ()))
+        example = Example.of(row["source"], row["position"], row["raw"])
+        found[row["reason"]] = (row["rows"], (*examples, example))
     return found

@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from pyspark.sql import functions as F  # noqa: N812
+
 from cbmm_spark import __version__
 from cbmm_spark.errors import InputError
 from cbmm_spark.ingest.checks import Coverage, stopped_by_content
+from cbmm_spark.ingest.members import Members
 from cbmm_spark.tables import SPECS, Warehouse
 
 _BENCHMARKS_SHOWN = 10  # lines of coverage that a person reads; the JSON has all
@@ -177,6 +180,15 @@ class IngestReport:
         return told
 
 
+def members_before(warehouse: Warehouse, path: str) -> Members | None:
+    """Return what the files of an input held when it was last ingested; None where it was not, or nobody noted it."""
+    if not warehouse.exists("ingests"):
+        return None
+    noted = (F.col("input") == path) & F.col("members").isNotNull()
+    row = warehouse.read("ingests").where(noted).orderBy(F.desc("started_at")).select("members").head()
+    return None if row is None else Members.unpacked(bytes(row["members"]))
+
+
 def complaint(warehouse: Warehouse, report: IngestReport) -> InputError | None:
     """Return what an ingest that ended is to fail with: every row was refused, or a benchmark was stopped."""
     if report.stopped:
@@ -189,8 +201,14 @@ def complaint(warehouse: Warehouse, report: IngestReport) -> InputError | None:
     )
 
 
-def keep_report(warehouse: Warehouse, report: IngestReport, started: datetime, fingerprint: str | None = None) -> None:
-    """Add a report to the table `ingests`, with the fingerprint of its input where one was taken.
+def keep_report(
+    warehouse: Warehouse,
+    report: IngestReport,
+    started: datetime,
+    fingerprint: str | None = None,
+    members: Members | None = None,
+) -> None:
+    """Add a report to the table `ingests`, with the fingerprint of its input where one was taken, and its members.
 
     Raises
     ------
@@ -203,6 +221,7 @@ def keep_report(warehouse: Warehouse, report: IngestReport, started: datetime, f
         *(report.ingest_id, started, datetime.now(UTC), report.path, report.format, report.format_reason, report.read),
         *(getattr(report, name) for name in names),
         *(sum(report.left_out.values()), report.refused, report.as_json(), __version__, fingerprint),
+        None if members is None else members.packed(),
     )
     frame = warehouse.spark.createDataFrame([row], SPECS["ingests"].schema)
     warehouse.append(frame.coalesce(1), "ingests", {"command": "ingest", "input": report.path})

@@ -1,20 +1,33 @@
-"""What a response may be: validation, the fraction policy and the resolution of duplicates, as Spark SQL expressions.
+"""What a response may be: rules for names, attempts, scores and dates, as functions on Arrow columns.
 
 Every row either fulfils the contract of the `responses` table or carries one reason out of `REASONS`. Nothing is
 dropped, nothing is guessed: an unreadable score is never a wrong answer.
+
+This is the one definition of what a score means. Spark runs it on batches (`ingest.gather`), and one process can run it
+without Spark. Columns are looked at value by distinct value: what a rule costs follows the distinct texts, not the
+rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql import types as T  # noqa: N812
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from cbmm_spark.config.schema import IngestConfig
-from cbmm_spark.readers.mapping import full_score
+from cbmm_spark.config.schema import ANY, IngestConfig
+from cbmm_spark.ingest.date_patterns import DatePatterns
+from cbmm_spark.readers.base import LEFT_OUT
+from cbmm_spark.readers.rows import Rows
+
+Codes = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
 
 REASONS = (
     "malformed_row",
@@ -39,142 +52,23 @@ REASONS = (
 )
 """Why a row is refused. A row with several faults has the first of this order."""
 
-KEY = ("benchmark", "model_id", "item_id", "attempt")
-"""What identifies a response."""
+NO_DATE = np.iinfo(np.int64).min
+"""Stands for "no date" among microseconds."""
 
-HASHED_KEY = ("benchmark_bucket", "model_hash", "item_hash", "attempt")
-"""The same within a batch (`names`); the hash of an item is of its benchmark too."""
-
-SLICES = 32
-"""Slices of a benchmark's models: an ingest shuffles by benchmark and slice, which bounds its files per benchmark."""
-
-MISSING = -1.0
-"""Stands for "no verdict" where scores are compared; no score is negative."""
+_ACCEPTED = -1
+_ALL_REASONS = (*LEFT_OUT, *REASONS)
+_CODE = {name: code for code, name in enumerate(_ALL_REASONS)}
 
 # What has no ink at either end of a name: ASCII and Unicode white space, and the byte order mark.
 _BLANKS = "".join(map(chr, (*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029,
                             0x202F, 0x205F, 0x3000, 0xFEFF)))  # fmt: skip
 _NO_VERDICT = ("", "nan", "null")
-_INFINITE = r"^[+-]?inf(inity)?$"
-_NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
-_TIME = r"[0-9]:[0-9]{2}"
-_OFFSET = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
-_INTEGER = r"^[+-]?[0-9]{1,10}([.]0*)?$"
-
-
-def validate(raw: DataFrame, config: IngestConfig) -> DataFrame:
-    """Read and judge every row of a raw frame.
-
-    Parameters
-    ----------
-    raw
-        The columns `readers.RAW_COLUMNS`.
-    config
-        Statuses, full scores, fraction policy, threshold and date patterns.
-
-    Returns
-    -------
-    DataFrame
-        benchmark, model_id, item_id (strings, unchanged), attempt (int), score (double in [0, 1] or null),
-        evaluated_at (timestamp), content_hash, source, position, reason (null for an acceptable row), raw.
-    """
-    read = _read_values(raw, config)
-    number = F.col("number")
-    faults: list[tuple[Column, str | Column]] = [(F.col("problem").isNotNull(), F.col("problem"))]
-    names = (("model_id", "model"), ("benchmark", "benchmark"), ("item_id", "item"))
-    faults += [(_is_blank(F.col(name)), f"missing_{short}") for name, short in names]
-    faults += [(_is_undecodable(F.col(name)), f"undecodable_{short}") for name, short in names]
-    faults += [(_has_space_around(F.col(name)), f"space_around_{short}") for name, short in names]
-    faults += [
-        (F.col("attempt").isNull(), "unreadable_attempt"),
-        (F.col("unreadable"), "unreadable_score"),
-        ((number < 0.0) | (number > 1.0), "score_out_of_range"),
-    ]
-    if config.fractions == "reject":
-        faults.append((_is_fraction(number), "fractional_score"))
-    faults.append((F.col("date_unreadable"), "unreadable_date"))
-    return read.select(
-        "benchmark", "model_id", "item_id", "attempt", _by_policy(number, config).alias("score"),
-        "evaluated_at", "content_hash", "source", "position", _first_fault(faults).alias("reason"), "raw",
-    )  # fmt: skip
-
-
-def judge(raw: DataFrame, config: IngestConfig) -> DataFrame:
-    """Judge every row as `validate` does, without saying why.
-
-    The condition is written for speed: whatever accepted rows of an input cost, they cost in here. The code that Spark
-    makes of `validate` is longer than what the JVM compiles, and takes five times as long.
-
-    Parameters
-    ----------
-    raw, config
-        As for `validate`.
-
-    Returns
-    -------
-    DataFrame
-        benchmark, model_id, item_id, attempt, score, evaluated_at, content_hash, source and position as `validate`
-        gives them, and is_accepted: whether it gives no reason.
-    """
-    read = _read_values(raw, config)
-    number = F.col("number")
-    accepted = F.col("problem").isNull() & F.col("attempt").isNotNull() & ~F.col("unreadable")
-    for name in ("model_id", "benchmark", "item_id"):
-        accepted &= _is_clean(F.col(name)) & ~_is_undecodable(F.col(name))
-    accepted &= F.coalesce(number.between(0.0, 1.0), F.lit(True)) & ~F.col("date_unreadable")
-    if config.fractions == "reject":
-        accepted &= ~F.coalesce(_is_fraction(number), F.lit(False))
-    return read.select(
-        "benchmark", "model_id", "item_id", "attempt", _by_policy(number, config).alias("score"),
-        "evaluated_at", "content_hash", "source", "position", accepted.alias("is_accepted"),
-    )  # fmt: skip
-
-
-def _read_values(raw: DataFrame, config: IngestConfig) -> DataFrame:
-    """The raw columns with attempt, number, evaluated_at as values, and whether score and date cannot be read."""
-    types = {field.name: field.dataType for field in raw.schema.fields}
-    full = full_score(config, F.col("benchmark"))
-    number, unreadable = _read_score(F.col("score_raw"), types["score_raw"], config.status, full)
-    attempt = _read_attempt(F.col("attempt"), types["attempt"])
-    date, date_unreadable = _read_date(F.col("evaluated_at_raw"), types["evaluated_at_raw"], config.date_formats)
-    return raw.select(
-        "benchmark", "model_id", "item_id", "content_hash", "source", "position", "problem", "raw",
-        attempt.alias("attempt"), number.alias("number"), unreadable.alias("unreadable"),
-        date.alias("evaluated_at"), date_unreadable.alias("date_unreadable"),
-    )  # fmt: skip
-
-
-def applied_defaults(raw: DataFrame, config: IngestConfig) -> dict[str, Column]:
-    """Return what is assumed about single rows where the source does not say it: conditions on the raw columns.
-
-    Parameters
-    ----------
-    raw
-        As for `validate`.
-    config
-        As for `validate`.
-
-    Returns
-    -------
-    dict
-        From a sentence of the report to the rows it holds for.
-    """
-    types = {field.name: field.dataType for field in raw.schema.fields}
-    found: dict[str, Column] = {}
-    if _is_text(types["score_raw"]):
-        text = F.lower(_trimmed(F.col("score_raw")))
-        for status, meaning in config.status.items():
-            shown = "no verdict" if meaning == "missing" else f"score {meaning:g}"
-            found[f"status {status!r} taken as {shown} (ingest.status)"] = text == status.lower()
-    fraction = _fraction(types["score_raw"], config)
-    if fraction is not None:
-        found[_FRACTIONS[config.fractions].format(threshold=config.threshold)] = F.col("problem").isNull() & fraction
-    if _is_text(types["evaluated_at_raw"]):
-        date = _trimmed(F.col("evaluated_at_raw"))
-        has_time = date.rlike(_TIME) & ~date.rlike(_OFFSET)
-        found["time without an offset taken as UTC"] = has_time
-    return found
-
+_INFINITE = re.compile(r"[+-]?inf(inity)?")
+_NUMBER = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)(e[+-]?[0-9]+)?")
+_TIME = re.compile(r"[0-9]:[0-9]{2}")
+_OFFSET = re.compile(r"(Z|[+-][0-9]{2}:?[0-9]{2})$")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,10}([.]0*)?")
+_LARGEST_ATTEMPT = (1 << 31) - 1
 
 _FRACTIONS = {
     "soft": "score between 0 and 1 kept as a fraction (ingest.fractions = soft)",
@@ -182,198 +76,313 @@ _FRACTIONS = {
 }
 
 
-def _fraction(kind: T.DataType, config: IngestConfig) -> Column | None:
-    """Whether a raw score lies between 0 and 1 and is taken so; None where none can."""
-    full = full_score(config, F.col("benchmark"))
-    if config.fractions == "reject":
-        return None
-    if full is None and isinstance(kind, T.IntegralType | T.BooleanType | T.NullType):
-        return None
-    return _is_fraction(_read_score(F.col("score_raw"), kind, config.status, full)[0])
+@dataclass(frozen=True)
+class Column:
+    """A column by its distinct values: `values[codes[i]]` is that of row i; code −1 is null."""
 
+    codes: Codes
+    values: Sequence[str]
 
-def _is_fraction(number: Column) -> Column:
-    return (number > 0.0) & (number < 1.0)
+    @classmethod
+    def of(cls, array: pa.Array) -> Column:
+        """Take a column of texts apart."""
+        coded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+        codes = coded.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
+        return cls(codes, coded.dictionary.to_pylist())
 
+    def where(self, is_so: Callable[[str], bool]) -> Flags | None:
+        """The rows whose value is so; None where no value is."""
+        of_values = [is_so(value) for value in self.values]
+        return self.spread(of_values) if any(of_values) else None
 
-def _by_policy(number: Column, config: IngestConfig) -> Column:
-    if config.fractions != "threshold":
-        return number
-    return F.when(_is_fraction(number), (number >= F.lit(config.threshold)).cast("double")).otherwise(number)
+    def spread(self, of_values: Sequence[bool]) -> Flags:
+        """From flags of values to flags of rows; null is not so."""
+        return np.array([*of_values, False], dtype=np.bool_)[self.codes]
 
+    def is_null(self) -> Flags | None:
+        """The rows without a value; None where all have one."""
+        missing = self.codes < 0
+        return missing if missing.any() else None
 
-def _first_fault(faults: list[tuple[Column, str | Column]]) -> Column:
-    reason = F.lit(None).cast("string")
-    for condition, name in reversed(faults):
-        reason = F.when(condition, F.lit(name) if isinstance(name, str) else name).otherwise(reason)
-    return reason
-
-
-def _trimmed(column: Column) -> Column:
-    return F.trim(column, F.lit(_BLANKS))
-
-
-def _is_clean(name: Column) -> Column:
-    """Whether a name is neither blank nor has space around it.
-
-    Nearly all names begin and end with a printable ASCII character, which is seen without looking at what is between
-    (text is compared byte by byte).
-    """
-    last = F.substring(name.cast("binary"), -1, 1)
-    is_plain = (name >= "!") & (name < "\x7f") & (last >= F.lit(b"!")) & (last < F.lit(b"\x7f"))
-    return F.coalesce(is_plain | ((_trimmed(name) == name) & (name != "")), F.lit(False))
-
-
-def _is_undecodable(name: Column) -> Column:
-    """Whether a name holds the mark for bytes that were no UTF-8: several names may have become one."""
-    return F.contains(name, F.lit("\ufffd"))
-
-
-def _is_blank(column: Column) -> Column:
-    return column.isNull() | (_may_have_space_around(column) & (F.length(_trimmed(column)) == 0))
-
-
-def _has_space_around(column: Column) -> Column:
-    return _may_have_space_around(column) & (F.octet_length(_trimmed(column)) < F.octet_length(column))
-
-
-def _may_have_space_around(column: Column) -> Column:
-    """Whether the first or last character is not a printable ASCII one; trimming a set of characters is ten times
-    dearer.
-
-    `ascii` gives the code of the first character, 0 for empty text.
-    """
-    first, last = F.ascii(column), F.ascii(F.substring(column, -1, 1))
-    return ~(first.between(33, 126) & last.between(33, 126))
-
-
-def _is_text(kind: T.DataType) -> bool:
-    return isinstance(kind, T.StringType | T.CharType | T.VarcharType)
-
-
-def _read_score(
-    column: Column, kind: T.DataType, status: Mapping[str, float | Literal["missing"]], full: Column | None
-) -> tuple[Column, Column]:
-    """The score as a double (null: no verdict; infinite where so written) and whether it cannot be read.
-
-    Numbers count as shares of `full`; true, false and statuses are verdicts already.
-    """
-
-    def share(number: Column) -> Column:
-        # + 0.0 turns -0.0 into 0.0.
-        positive = number + F.lit(0.0)
-        return positive if full is None else positive / full
-
-    if isinstance(kind, T.NullType):
-        return F.lit(None).cast("double"), F.lit(False)
-    if isinstance(kind, T.BooleanType):
-        return column.cast("double"), F.lit(False)
-    if not _is_text(kind):
-        number = column.cast("double")
-        return F.when(~F.isnan(number), share(number)), F.lit(False)  # NaN: there is no verdict
-    text = F.lower(_trimmed(column))
-    is_number = text.rlike(_NUMBER)
-    one = F.lit(1.0)
-    number = (
-        F.when(text == "1", one if full is None else share(one))
-        .when(text == "0", 0.0)
-        .when(text == "true", 1.0)
-        .when(text == "false", 0.0)
-        .when(is_number, share(text.try_cast("double")))
-        .when(text.rlike(_INFINITE), F.lit(float("inf")))
-    )
-    for name, meaning in status.items():
-        if meaning != "missing":
-            number = number.when(text == name.lower(), F.lit(meaning))
-    no_verdict = (*_NO_VERDICT, *(name.lower() for name, meaning in status.items() if meaning == "missing"))
-    unreadable = number.isNull() & text.isNotNull() & ~text.isin(*no_verdict)
-    return number, F.coalesce(unreadable, F.lit(False))
-
-
-def _read_attempt(column: Column, kind: T.DataType) -> Column:
-    """The attempt as an int from 0, null where it is no such number ("2.0", as pandas writes it, is one)."""
-    if _is_text(kind):
-        text = _trimmed(column)
-        number = F.when(text.rlike(_INTEGER), text.try_cast("double"))
-    elif isinstance(kind, T.NumericType):
-        number = column.cast("double")
-    else:
-        return F.lit(None).cast("int")
-    whole = (number == F.floor(number)) & number.between(0.0, float((1 << 31) - 1))
-    return F.when(whole, number.try_cast("int"))
-
-
-def _read_date(column: Column, kind: T.DataType, patterns: tuple[str, ...]) -> tuple[Column, Column]:
-    """The date as a UTC timestamp (null: none given) and whether it cannot be read."""
-    if isinstance(kind, T.NullType):
-        return F.lit(None).cast("timestamp"), F.lit(False)
-    if isinstance(kind, T.DateType | T.TimestampType | T.TimestampNTZType):
-        return column.cast("timestamp"), F.lit(False)
-    text = _trimmed(column.cast("string"))
-    given = F.when(F.length(text) > 0, text)
-    date = F.coalesce(*(F.try_to_timestamp(given, F.lit(pattern)) for pattern in patterns))
-    return date, given.isNotNull() & date.isNull()
-
-
-def one_row_per_key(valid: DataFrame) -> DataFrame:
-    """Bring the rows of each key together: one shuffle, whose layout is also that of the files written.
-
-    Parameters
-    ----------
-    valid
-        Acceptable rows: the hashed key, score, evaluated_at, source_hash.
-
-    Returns
-    -------
-    DataFrame
-        The hashed key, n_rows, lowest and highest score (`MISSING` where there is no verdict), evaluated_at (the
-        earliest date) and source_hash (the smallest). The scores of a key disagree where lowest < highest. All columns
-        are of fixed width, so that Spark hashes and does not sort.
-    """
-    score = F.coalesce("score", F.lit(MISSING))
-    slice_of_models = F.pmod("model_hash", F.lit(SLICES))
-    spread = valid.withColumn("slice", slice_of_models).repartition("benchmark_bucket", "slice")
-    return (
-        spread.groupBy("slice", *HASHED_KEY)
-        .agg(
-            F.count("*").alias("n_rows"),
-            F.min(score).alias("lowest"),
-            F.max(score).alias("highest"),
-            F.min("evaluated_at").alias("evaluated_at"),
-            F.min("source_hash").alias("source_hash"),
+    def renamed(self, names: Mapping[str, str]) -> tuple[Column, Flags | None]:
+        """The column under the names that values are stored under, and the rows that this changed."""
+        changed = self.where(lambda value: names.get(value, value) != value)
+        return (
+            (self, None) if changed is None else (Column(self.codes, [names.get(v, v) for v in self.values]), changed)
         )
-        .drop("slice")
-    )
 
 
-def resolve_conflicts(rows: DataFrame, rule: Literal["latest", "first"]) -> DataFrame:
-    """Decide keys whose rows disagree, by date and not by the order of the rows.
+@dataclass(frozen=True)
+class Judged:
+    """Rows as values, and which of them are accepted.
+
+    Attributes
+    ----------
+    model, benchmark, item, source
+        Names; benchmark and model as they are stored.
+    attempt
+        From 0; of accepted rows.
+    score
+        Between 0 and 1, NaN where there is no verdict; of accepted rows.
+    date
+        Microseconds since 1970, UTC; `NO_DATE` where none is given.
+    content
+        Contents of items; None where the source tells none.
+    reason
+        Per row the place in `_ALL_REASONS`, −1 where it is accepted.
+    defaults
+        What was assumed where the source does not say it, and about how many rows.
+    """
+
+    model: Column
+    benchmark: Column
+    item: Column
+    source: Column
+    attempt: npt.NDArray[np.int32]
+    score: npt.NDArray[np.float64]
+    date: npt.NDArray[np.int64]
+    content: Column | None
+    reason: npt.NDArray[np.int8]
+    defaults: Mapping[str, int]
+
+    @property
+    def is_accepted(self) -> Flags:
+        """The rows that are responses."""
+        return self.reason == _ACCEPTED
+
+    def reasons(self) -> dict[str, int]:
+        """How many rows were refused or left out, by reason."""
+        counts = np.bincount(self.reason[self.reason >= 0], minlength=len(_ALL_REASONS))
+        return {name: int(counts[code]) for name, code in _CODE.items() if counts[code]}
+
+    def refused(self) -> npt.NDArray[np.int64]:
+        """The numbers of the rows that go to quarantine."""
+        return np.flatnonzero(self.reason >= len(LEFT_OUT))
+
+    def reason_of(self, row: int) -> str:
+        """Why a row was refused."""
+        return _ALL_REASONS[self.reason[row]]
+
+
+def judge(rows: Rows, rules: IngestConfig) -> Judged:
+    """Read and judge every row.
 
     Parameters
     ----------
     rows
-        All acceptable rows of the keys in question.
-    rule
-        `latest` or `first` by evaluated_at; a row without a date counts as the oldest for `latest` and the newest for
-        `first`, so that it never wins against a dated one.
+        As a reader gives them.
+    rules
+        Statuses, full scores, fraction policy, threshold, date patterns, other names of models and benchmarks.
 
-    Returns
-    -------
-    DataFrame
-        As `one_row_per_key`. lowest < highest still where the rows of the winning date disagree: undecidable.
+    Raises
+    ------
+    ConfigError
+        A pattern of dates cannot be read.
     """
-    winning_date = F.max("evaluated_at") if rule == "latest" else F.min("evaluated_at")
-    best = rows.groupBy(*HASHED_KEY).agg(F.count("*").alias("n_rows"), winning_date.alias("winning_date"))
-    score = F.coalesce("score", F.lit(MISSING))
-    return (
-        rows.join(best, on=list(HASHED_KEY))
-        .where(F.col("evaluated_at").eqNullSafe(F.col("winning_date")))
-        .groupBy(*HASHED_KEY)
-        .agg(
-            F.max("n_rows").alias("n_rows"),
-            F.min(score).alias("lowest"),
-            F.max(score).alias("highest"),
-            F.max("winning_date").alias("evaluated_at"),
-            F.min("source_hash").alias("source_hash"),
-        )
+    model, new_model = Column.of(rows.model_id).renamed(rules.models)
+    benchmark, new_benchmark = Column.of(rows.benchmark).renamed(rules.benchmarks)
+    item = Column.of(rows.item_id)
+    names = {"model": model, "benchmark": benchmark, "item": item}
+    defaults = {name: _how_many(flags, len(rows)) for name, flags in rows.defaults.items()}
+    for kind, changed in (("model", new_model), ("benchmark", new_benchmark)):
+        if changed is not None:
+            defaults[f"{kind} renamed by ingest.{kind}s"] = int(changed.sum())
+
+    attempt, bad_attempt = _read_attempt(rows.attempt)
+    score, bad_score = _read_score(rows.score, rules, benchmark, defaults)
+    date, bad_date = _read_date(rows.evaluated_at, DatePatterns(rules.date_formats), defaults)
+    is_fraction = (score > 0.0) & (score < 1.0)
+
+    reason = np.full(len(rows), _ACCEPTED, dtype=np.int8)
+    faults: list[tuple[str, Flags | None]] = [
+        *((f"missing_{kind}", _either(names[kind].is_null(), names[kind].where(_is_blank))) for kind in names),
+        *((f"undecodable_{kind}", names[kind].where(_is_undecodable)) for kind in names),
+        *((f"space_around_{kind}", names[kind].where(_has_space_around)) for kind in names),
+        ("unreadable_attempt", bad_attempt),
+        ("unreadable_score", bad_score),
+        ("score_out_of_range", (score < 0.0) | (score > 1.0)),
+        ("fractional_score", is_fraction if rules.fractions == "reject" else None),
+        ("unreadable_date", bad_date),
+    ]
+    for name, flags in reversed(faults):
+        if flags is not None:
+            reason[flags] = _CODE[name]
+    told = _read_problem(rows.problem, reason)
+    if rules.fractions in _FRACTIONS:
+        defaults[_FRACTIONS[rules.fractions].format(threshold=rules.threshold)] = int((is_fraction & ~told).sum())
+    if rules.fractions == "threshold":
+        score = np.where(is_fraction, (score >= rules.threshold).astype(np.float64), score)
+    return Judged(
+        model=model,
+        benchmark=benchmark,
+        item=item,
+        source=Column.of(rows.source),
+        attempt=attempt,
+        score=score,
+        date=date,
+        content=None if rows.content_hash is None else Column.of(rows.content_hash),
+        reason=reason,
+        defaults={name: count for name, count in defaults.items() if count},
     )
+
+
+def _either(one: Flags | None, other: Flags | None) -> Flags | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return one | other
+
+
+def _how_many(flags: Flags | bool, rows: int) -> int:
+    return int(np.count_nonzero(flags)) if isinstance(flags, np.ndarray) else rows * bool(flags)
+
+
+def _read_problem(problem: pa.Array | None, reason: npt.NDArray[np.int8]) -> Flags:
+    """Write the reader's own problems over all other reasons; return the rows that have one."""
+    if problem is None or problem.null_count == len(problem):
+        return np.zeros(reason.size, dtype=np.bool_)
+    column = Column.of(problem)
+    codes = np.array([*(_CODE[name] for name in column.values), _ACCEPTED], dtype=np.int8)[column.codes]
+    told = codes != _ACCEPTED
+    reason[told] = codes[told]
+    return told
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+def _is_blank(name: str) -> bool:
+    return not name.strip(_BLANKS)
+
+
+def _is_undecodable(name: str) -> bool:
+    """Whether a name holds the mark for bytes that were no UTF-8: several names may have become one."""
+    return "\ufffd" in name
+
+
+def _has_space_around(name: str) -> bool:
+    return len(name.strip(_BLANKS)) < len(name)
+
+
+# --- scores --------------------------------------------------------------------------------------------------------
+def _read_score(
+    array: pa.Array, rules: IngestConfig, benchmark: Column, defaults: dict[str, int]
+) -> tuple[npt.NDArray[np.float64], Flags | None]:
+    """The score (NaN: no verdict; infinite where so written), and where it cannot be read.
+
+    Numbers count as shares of the full score; true, false and statuses are verdicts already.
+    """
+    full = _full_score(rules, benchmark)
+    if not _is_text(array.type):
+        score = _as_floats(array)
+        if full is not None and not pa.types.is_boolean(array.type):
+            score = score / full
+        return score + 0.0, None  # + 0.0 turns -0.0 into 0.0
+    column = Column.of(array)
+    texts = [value.strip(_BLANKS).lower() for value in column.values]
+    meanings = [_meaning(text, rules.status) for text in texts]
+    score = np.array([*(value for value, _, _ in meanings), np.nan])[column.codes]
+    if full is not None:
+        is_share = column.spread([share for _, share, _ in meanings])
+        score = np.where(is_share, score / full, score)
+    for status, meaning in rules.status.items():
+        shown = "no verdict" if meaning == "missing" else f"score {meaning:g}"
+        flags = column.spread([text == status.lower() for text in texts])
+        defaults[f"status {status!r} taken as {shown} (ingest.status)"] = int(flags.sum())
+    unreadable = [is_unreadable for _, _, is_unreadable in meanings]
+    return score + 0.0, column.spread(unreadable) if any(unreadable) else None
+
+
+def _meaning(text: str, status: Mapping[str, Any]) -> tuple[float, bool, bool]:
+    """The value of a text, whether it is a number that counts as a share, and whether it cannot be read."""
+    if text in ("true", "false"):
+        return float(text == "true"), False, False
+    if _NUMBER.fullmatch(text):
+        return float(text), True, False
+    if _INFINITE.fullmatch(text):
+        return math.inf, False, False
+    by_name = {name.lower(): meaning for name, meaning in status.items()}
+    if text in by_name and by_name[text] != "missing":
+        return float(by_name[text]), False, False
+    return math.nan, False, text not in _NO_VERDICT and text not in by_name
+
+
+def _full_score(rules: IngestConfig, benchmark: Column) -> npt.NDArray[np.float64] | None:
+    """The score that means fully solved, by row; None where it is 1 throughout.
+
+    An entry holds for a benchmark with its version, or for all versions.
+    """
+    table = rules.full_score
+    if not table:
+        return None
+    everywhere = table.get(ANY, 1.0)
+    full = [table.get(name, table.get(name.split("@")[0], everywhere)) for name in benchmark.values]
+    return np.array([*full, everywhere], dtype=np.float64)[benchmark.codes]
+
+
+# --- attempts and dates --------------------------------------------------------------------------------------------
+def _read_attempt(array: pa.Array) -> tuple[npt.NDArray[np.int32], Flags | None]:
+    """The attempt from 0, and where it is no such number ("2.0", as pandas writes it, is one)."""
+    if _is_text(array.type):
+        column = Column.of(array)
+        texts = [value.strip(_BLANKS) for value in column.values]
+        of_values = [float(text) if _INTEGER.fullmatch(text) else math.nan for text in texts]
+        number = np.array([*of_values, math.nan])[column.codes]
+    elif pa.types.is_integer(array.type) and not array.null_count:
+        number = array.to_numpy(zero_copy_only=False)
+        bad = (number < 0) | (number > _LARGEST_ATTEMPT)
+        return np.where(bad, 0, number).astype(np.int32), bad if bad.any() else None
+    elif pa.types.is_floating(array.type) or pa.types.is_decimal(array.type) or pa.types.is_integer(array.type):
+        number = _as_floats(array)
+    else:
+        number = np.full(len(array), math.nan)
+    good = (number == np.floor(number)) & (number >= 0) & (number <= _LARGEST_ATTEMPT)  # NaN is none of these
+    return np.where(good, number, 0).astype(np.int32), None if good.all() else ~good
+
+
+def _read_date(
+    array: pa.Array, patterns: DatePatterns, defaults: dict[str, int]
+) -> tuple[npt.NDArray[np.int64], Flags | None]:
+    """The date in microseconds, and where it cannot be read."""
+    kind = array.type
+    if pa.types.is_null(kind):
+        return np.full(len(array), NO_DATE, dtype=np.int64), None
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return _as_microseconds(array), None
+    column = Column.of(array if _is_text(kind) else array.cast(pa.string()))
+    texts = [value.strip(_BLANKS) for value in column.values]
+    read = [patterns.read(text) if text else None for text in texts]
+    date = np.array([*(NO_DATE if value is None else value for value in read), NO_DATE], dtype=np.int64)[column.codes]
+    if _is_text(kind):
+        without = [bool(_TIME.search(text)) and not _OFFSET.search(text) for text in texts]
+        defaults["time without an offset taken as UTC"] = int(column.spread(without).sum())
+    unreadable = [bool(text) and value is None for text, value in zip(texts, read, strict=True)]
+    return date, column.spread(unreadable) if any(unreadable) else None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _as_floats(array: pa.Array) -> npt.NDArray[np.float64]:
+    """Numbers or booleans as float64, null as NaN."""
+    if pa.types.is_null(array.type):
+        return np.full(len(array), math.nan)
+    if pa.types.is_boolean(array.type) or pa.types.is_float16(array.type):
+        array = array.cast(pa.float32())
+    floats = pc.cast(array, pa.float64(), safe=False)
+    return np.asarray(floats.fill_null(math.nan).to_numpy(zero_copy_only=False))
+
+
+def _as_microseconds(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Times without a zone are in UTC; nanoseconds are cut off."""
+    kind = array.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        floor = np.floor_divide(array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), 1000)
+    else:
+        zone = kind.tz if pa.types.is_timestamp(kind) else None
+        floor = array.cast(pa.timestamp("us", zone)).cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    missing = np.asarray(array.is_null())
+    return np.where(missing, NO_DATE, floor) if missing.any() else np.asarray(floor)
+
+
+__all__ = ["NO_DATE", "REASONS", "Column", "Judged", "judge"]

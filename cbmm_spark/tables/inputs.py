@@ -155,6 +155,12 @@ INGESTS = TableSpec(
             "single ingest was asked for",
             statistics=False,
         ),
+        Column(
+            "members",
+            "binary",
+            "Models and items of each file of the input, packed, for the next ingest of it to see what vanished",
+            statistics=False,
+        ),
     ),
 )
 

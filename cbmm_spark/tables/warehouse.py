@@ -285,7 +285,13 @@ class Warehouse:
         except (PySparkException, Py4JJavaError) as error:
             raise InputError(f"{self.location(name)} has no change data feed: {first_line(error)}") from error
 
-    def append(self, df: DataFrame, name: str, metadata: Mapping[str, Any] | None = None) -> None:
+    def append(
+        self,
+        df: DataFrame,
+        name: str,
+        metadata: Mapping[str, Any] | None = None,
+        unless: tuple[str, int] | None = None,
+    ) -> None:
         """Add rows.
 
         Parameters
@@ -296,6 +302,8 @@ class Warehouse:
             The table.
         metadata
             Said about the commit in its ``userMetadata``, as JSON.
+        unless
+            As in `overwrite`.
 
         Raises
         ------
@@ -304,7 +312,7 @@ class Warehouse:
         ConflictError
             Others keep committing first.
         """
-        self._write(df, name, metadata, lambda writer: writer.append())
+        self._write(df, name, metadata, lambda writer: writer.append(), unless)
 
     def replace(
         self,
