@@ -23,9 +23,10 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config.schema import ChecksConfig, Config, IngestConfig
 from cbmm_spark.errors import ConfigError, InputError
+from cbmm_spark.ingest import gather
 from cbmm_spark.ingest import job as module
-from cbmm_spark.ingest import names
 from cbmm_spark.ingest import numbering as dimensions
+from cbmm_spark.ingest.batch import HashCollisionError
 from cbmm_spark.ingest.job import IngestReport, ingest
 from cbmm_spark.ingest.report import complaint
 from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame
@@ -176,18 +177,20 @@ def test_an_input_without_an_acceptable_row(
 
 
 def test_names_of_one_hash_are_told_apart(take: Take, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With another salt: as if models, items and files had the bad luck of one hash."""
-    salts = set()
-    made = names._hash
+    """With another salt: as if items or files had the bad luck of one hash."""
+    salts = []
+    made = gather.batch_of
 
-    def unlucky(salt: int, *columns: str) -> Any:
-        salts.add(salt)
-        return F.pmod(made(salt, *columns), F.lit(2)) if salt == 0 else made(salt, *columns)
+    def unlucky(path: str, told: pa.Table, salt: int) -> Any:
+        salts.append(salt)
+        if salt == 0:
+            raise HashCollisionError
+        return made(path, told, salt)
 
-    monkeypatch.setattr(names, "_hash", unlucky)
+    monkeypatch.setattr(gather, "batch_of", unlucky)
     rows = [(f"m{m}", f"i{i}", (m * i) % 2) for m in range(5) for i in range(5)]
     assert take(rows).new == 25
-    assert salts == {0, 1}
+    assert salts == [0, 1]
     assert scores(warehouse) == {(m, i): score for m, i, score in rows}
     changed = take([("m1", "i1", 0), *rows[:3]])
     assert (changed.corrected, changed.unchanged) == (1, 3)
@@ -371,11 +374,11 @@ def test_a_rival_between_the_frame_and_its_writing_is_seen(
 
     def rival_first(*arguments: Any) -> None:
         monkeypatch.setattr(warehouse, "append", append)
-        dimensions.register(warehouse, dimensions.MODELS, keys("z", "b"), {})
+        dimensions.number_new(warehouse, dimensions.MODELS, keys("z", "b"), {})
         append(*arguments)
 
     monkeypatch.setattr(warehouse, "append", rival_first)
-    dimensions.register(warehouse, dimensions.MODELS, keys("c", "b", "a"), {})
+    dimensions.number_new(warehouse, dimensions.MODELS, keys("c", "b", "a"), {})
     numbers = {row["model_id"]: row["model_index"] for row in warehouse.read("models").collect()}
     assert numbers == {"b": 1, "z": 2, "a": 3, "c": 4}
     commits = warehouse.delta("models").history().where("operation = 'WRITE'").select("isBlindAppend").collect()
