@@ -27,6 +27,7 @@ from cbmm_spark.readers.rows import Part, Rows, Scan
 from cbmm_spark.readers.texts import PIECE
 
 _BATCH = 1 << 17
+_ROWS_A_PART = 1_000_000
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _NAMES = ("model", "benchmark", "item")
 
@@ -176,18 +177,19 @@ def _check_conflicts(types: Mapping[str, pa.DataType], needed: Sequence[str], pa
 
 
 def _cut(file: File, metadata: pq.FileMetaData, needed: set[str]) -> list[Part]:
-    """Parts of whole row groups, of about `PIECE` bytes of the columns that are read."""
+    """Parts of whole row groups: names repeat and take few bytes, so that rows are counted as well."""
     parts: list[Part] = []
-    first, size = 0, 0
+    first, size, rows = 0, 0, 0
     for group in range(metadata.num_row_groups):
         told = metadata.row_group(group)
+        rows += told.num_rows
         chunks = (told.column(at) for at in range(told.num_columns))
         size += sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema in needed)
         if (
             size >= PIECE // 4 or group == metadata.num_row_groups - 1
         ):  # compressed columns become several times as much
             parts.append(Part(file.path, file.source, first, group + 1, size, number=len(parts)))
-            first, size = group + 1, 0
+            first, size, rows = group + 1, 0, 0
     return parts
 
 

@@ -41,9 +41,9 @@ def _zstd(file: BinaryIO) -> BinaryIO:
 _OPENERS: Mapping[str, Callable[[BinaryIO], BinaryIO]] = MappingProxyType(
     {
         ".gz": lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file)),
-        ".bz2": lambda file: cast(BinaryIO, bz2.BZ2File(file)),  # noqa: SIM115
+        ".bz2": lambda file: cast(BinaryIO, bz2.BZ2File(file)),
         ".zst": _zstd,
-        ".xz": lambda file: cast(BinaryIO, lzma.LZMAFile(file)),
+        ".xz": lambda file: cast(BinaryIO, lzma.LZMAFile(file)),  # noqa: SIM115
     }
 )
 
