@@ -185,9 +185,7 @@ def _cut(file: File, metadata: pq.FileMetaData, needed: set[str]) -> list[Part]:
         rows += told.num_rows
         chunks = (told.column(at) for at in range(told.num_columns))
         size += sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema in needed)
-        if (
-            size >= PIECE // 4 or group == metadata.num_row_groups - 1
-        ):  # compressed columns become several times as much
+        if size >= PIECE or rows >= _ROWS_A_PART or group == metadata.num_row_groups - 1:
             parts.append(Part(file.path, file.source, first, group + 1, size, number=len(parts)))
             first, size, rows = group + 1, 0, 0
     return parts

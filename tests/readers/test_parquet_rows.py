@@ -38,6 +38,17 @@ def test_row_groups_are_parts_and_raw_rows_are_those_of_their_place(tmp_path: Pa
     assert [(row["item"], row["note"]["a"]) for row in told] == [(999, 999), (900, 900)]
 
 
+def test_a_file_of_few_bytes_and_many_rows_is_cut(tmp_path: Path) -> None:
+    n = 2_500_000
+    same = pa.nulls(n, pa.string()).fill_null("a")
+    pq.write_table(
+        pa.table({"model": same, "item": same, "score": same}), tmp_path / "a.parquet", row_group_size=300_000
+    )
+    found = scan(sample_of(list_files(str(tmp_path)), ColumnsConfig()), ReadOptions())
+    assert [(part.first, part.last) for part in found.parts] == [(0, 4), (4, 8), (8, 9)]
+    assert sum(len(rows) for part in found.parts for rows in found.read(part)) == n
+
+
 @pytest.mark.parametrize(("values", "texts"), [
     (pa.array([1.0, 1e10, 0.5, None]), ["1.0", "1.0E10", "0.5", None]),
     (pa.array([True, False]), ["true", "false"]),
