@@ -8,7 +8,7 @@ judges them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -17,6 +17,8 @@ from pyspark.sql import types as T  # noqa: N812
 
 from cbmm_spark.config.schema import ColumnsConfig, IngestConfig
 from cbmm_spark.errors import InputError
+from cbmm_spark.readers.listing import Listing
+from cbmm_spark.readers.rows import Scan
 
 RAW_COLUMNS = (
     "model_id", "benchmark", "item_id", "attempt", "score_raw", "evaluated_at_raw", "content_hash", "source",
@@ -112,6 +114,8 @@ class Sample:
         The accepted column names.
     beginning
         The first lines of the file of `first_line`, for formats whose first line tells nothing.
+    listing
+        The files themselves, where the input is read without Spark.
     """
 
     path: str
@@ -121,6 +125,7 @@ class Sample:
     is_delta: bool
     columns: ColumnsConfig
     beginning: str = ""
+    listing: Listing | None = None
 
 
 @dataclass(frozen=True)
@@ -173,12 +178,15 @@ class Reader:
         Why the sample is of this format, or None.
     read
         Gives the raw frame; lazily, no row is read yet.
+    scan
+        Reads the files of `Sample.listing` without Spark, where the format has such a reader.
     """
 
     name: str
     description: str
     detect: Callable[[Sample], str | None]
     read: Callable[[SparkSession, Sample, ReadOptions], RawFrame]
+    scan: Callable[[Sample, ReadOptions], Scan] | None = None
 
 
 @dataclass(frozen=True)
@@ -313,17 +321,18 @@ def canonical(
             raw.alias("raw"),
             *(is_set.alias(f"_flag {name}") for name, is_set in set_flags.items()),
         ),
-        (*roles.notes, *_absent(options, columns)),
+        (*roles.notes, *absent_flags(options, columns)),
         {**assumed(roles, options), **_counted_flags(options, columns)},
     )
 
 
-_TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "", "nan", "null")
+TRUE_TEXTS, FALSE_TEXTS = ("true", "1", "1.0"), ("false", "0", "0.0", "", "nan", "null")
+"""Texts, in small letters, of a flag that is set and of one that is not."""
 
 
 def is_true(name: str, kind: T.DataType) -> Column:
     """Whether the flag in a column is set."""
-    is_set = column(name) if isinstance(kind, T.BooleanType) else _plain(name).isin(*_TRUE)
+    is_set = column(name) if isinstance(kind, T.BooleanType) else _plain(name).isin(*TRUE_TEXTS)
     return F.coalesce(is_set, F.lit(False))
 
 
@@ -331,7 +340,7 @@ def is_flag(name: str, kind: T.DataType) -> Column:
     """Whether the value of a column is true, false or absent."""
     if isinstance(kind, T.BooleanType):
         return F.lit(True)
-    return F.coalesce(_plain(name).isin(*_TRUE, *_FALSE), F.lit(True))
+    return F.coalesce(_plain(name).isin(*TRUE_TEXTS, *FALSE_TEXTS), F.lit(True))
 
 
 def _plain(name: str) -> Column:
@@ -339,27 +348,35 @@ def _plain(name: str) -> Column:
 
 
 def _counted_flags(options: ReadOptions, columns: Mapping[str, str]) -> dict[str, Column]:
-    words = {"wrong": "wrong", "missing": "no verdict"}
     taken = F.col("problem").isNull()
-    return {
-        f"{name} counted as {words[options.rules.flags[name]]} (ingest.flags)": taken & column(f"_flag {name}")
-        for name in columns
-    }
+    return {flag_counted(name, options): taken & column(f"_flag {name}") for name in columns}
 
 
-def _absent(options: ReadOptions, columns: Mapping[str, str]) -> tuple[str, ...]:
+def flag_counted(name: str, options: ReadOptions) -> str:
+    """What the report says of the rows in which a flag is set."""
+    words = {"wrong": "wrong", "missing": "no verdict"}
+    return f"{name} counted as {words[options.rules.flags[name]]} (ingest.flags)"
+
+
+def absent_flags(options: ReadOptions, columns: Collection[str]) -> tuple[str, ...]:
+    """What the report says of flags that the source has no column for."""
     missing = [name for name in options.rules.flags if name not in columns]
     return (f"no column for {', '.join(missing)} of ingest.flags",) if missing else ()
 
 
 def assumed(roles: Roles, options: ReadOptions) -> dict[str, Column]:
     """Return the defaults that stand for columns the source does not have: they hold for every row."""
-    found: dict[str, Column] = {}
+    return {sentence: F.lit(True) for sentence in assumptions(roles, options)}
+
+
+def assumptions(roles: Roles, options: ReadOptions) -> tuple[str, ...]:
+    """What the report says of columns that the source does not have."""
+    found: list[str] = []
     if "benchmark" not in roles.names and options.benchmark is None:
-        found[f"no benchmark named: ingest.default_benchmark ({options.default_benchmark}) was taken"] = F.lit(True)
+        found.append(f"no benchmark named: ingest.default_benchmark ({options.default_benchmark}) was taken")
     if "attempt" not in roles.names:
-        found[f"no column for the attempt: every row is attempt {FIRST_ATTEMPT}"] = F.lit(True)
-    return found
+        found.append(f"no column for the attempt: every row is attempt {FIRST_ATTEMPT}")
+    return tuple(found)
 
 
 def unquoted(number: Column) -> Column:

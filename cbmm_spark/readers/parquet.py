@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, assign_roles, canonical, row_as_json
 from cbmm_spark.readers.delimited import looks_long
 from cbmm_spark.readers.files import ANY_NAME, reading
+from cbmm_spark.readers.parquet_rows import scan
 from cbmm_spark.spark.scoped import session_settings
 
 
@@ -46,4 +47,4 @@ def _read(spark: SparkSession, sample: Sample, options: ReadOptions) -> RawFrame
     return as_long(frame_of(spark, sample), sample, options)
 
 
-READER = Reader("parquet", "long Parquet, a file or a folder, one row a response", _detect, _read)
+READER = Reader("parquet", "long Parquet, a file or a folder, one row a response", _detect, _read, scan)

@@ -41,6 +41,10 @@ class Rows:
         Gives the rows with these numbers (0 … n − 1) as JSON. Called for refused rows alone.
     defaults
         By what they say, the rows that a default of the reader was applied to: a flag a row, or True for all.
+    next_position
+        The position that follows what was read of the part with these rows, lines that are no rows counted: of the last
+        rows of a part, what it adds to the positions of the next one. None where positions are not known. Rows may be
+        none at all, and only tell this.
     """
 
     model_id: pa.Array
@@ -55,6 +59,7 @@ class Rows:
     problem: pa.Array | None = None
     raw: Callable[[npt.NDArray[np.int64]], Sequence[str]] | None = None
     defaults: Mapping[str, Flags | bool] = field(default_factory=dict)
+    next_position: int | None = None
 
     def __len__(self) -> int:
         return len(self.model_id)
