@@ -80,6 +80,12 @@ def _set(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
             spark.conf.set(name, value)
 
 
+def _with_properties(spark: SparkSession, task: Callable[[], None]) -> Callable[[], None]:
+    """The task with this thread's local properties and tags of Spark."""
+    wrapped: Callable[[], None] = inheritable_thread_target(spark)(task)
+    return wrapped
+
+
 def side_by_side(spark: SparkSession, *tasks: Callable[[], Any]) -> None:
     """Do some things at once, each in a thread of its own, and return when all have ended.
 
@@ -106,7 +112,7 @@ def side_by_side(spark: SparkSession, *tasks: Callable[[], Any]) -> None:
 
     with ThreadPoolExecutor(max(len(tasks), 1), thread_name_prefix="cbmm-spark") as pool:
         done = [
-            pool.submit(contextvars.copy_context().run, inheritable_thread_target(partial(described, task)))
+            pool.submit(contextvars.copy_context().run, _with_properties(spark, partial(described, task)))
             for task in tasks
         ]
     for each in done:
