@@ -16,7 +16,7 @@ def faultpoint(name: str) -> None:
     ----------
     name
         claimed, iteration N (N from 1), run_iterations, item_parameters, abilities, run_scales, published,
-        latest_abilities, latest_item_parameters, latest (before rows of replaced runs go).
+        latest_abilities, latest_item_parameters, latest (both are written).
     """
     if os.environ.get(VARIABLE) == name:
         os.kill(os.getpid(), signal.SIGKILL)

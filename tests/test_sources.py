@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 from typing import Any
 
 import pytest
 
 from cbmm_spark.config.schema import IngestConfig, SourceConfig
 from cbmm_spark.night import sources
-from cbmm_spark.night.sources import LastIngest, Listing, decide, fingerprint, ingest_options, source_key
+from cbmm_spark.night.sources import LastIngest, Listing, decide, fingerprint, ingest_options, last_of_each, source_key
 
 SOURCE = SourceConfig("harness", "/in", format="lm-eval", benchmark="b")
 RULES = IngestConfig()
@@ -42,6 +43,31 @@ def test_what_has_to_be_read(found: Any, known: LastIngest | None, skip: bool, r
     decision = decide(SOURCE, RULES, found, known, skip)
     assert decision.action == "read"
     assert reason in decision.reason
+
+
+def ingest_row(name: str, hour: int, print_: str | None, changed: int = 0) -> dict[str, Any]:
+    begun = dt.datetime(2026, 5, 11, hour, tzinfo=dt.UTC)
+    return {
+        "ingest_id": name, "input_fingerprint": print_, "started_at": begun,
+        "finished_at": begun + dt.timedelta(minutes=5), "rows_read": 10, "accepted": 10, "changed": changed,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("others", "action"),
+    [
+        ([], "skip"),
+        ([ingest_row("by hand", 3, None)], "skip"),  # it changed nothing that was stored
+        ([ingest_row("by hand", 3, None, changed=1)], "read"),
+        ([ingest_row("another", 3, "another:print", changed=1)], "read"),
+        ([ingest_row("by hand", 1, None, changed=1)], "skip"),  # before: the source has had the last word
+        ([ingest_row("by hand", 3, None, changed=1), ingest_row("again", 4, SAME, changed=1)], "skip"),
+    ],
+)
+def test_what_a_later_ingest_may_have_overwritten_is_read_again(others: list[dict[str, Any]], action: str) -> None:
+    found = last_of_each([ingest_row("mine", 2, SAME, changed=2), *others])
+    decision = decide(SOURCE, RULES, FILES, found[source_key(SOURCE)], True)
+    assert decision.action == action, decision.reason
 
 
 def test_a_table_that_tells_nothing_has_no_fingerprint() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from cbmm_spark.config.schema import Config
 from cbmm_spark.console.listener import Listener
 from cbmm_spark.errors import InputError
-from cbmm_spark.packing.job import model_benchmarks, n_models, pack, tiles_of
+from cbmm_spark.packing.job import PackReport, n_models, pack, packed_in_memory
 from cbmm_spark.tables import Warehouse
 
 
@@ -28,10 +29,33 @@ class Inputs:
     versions: Mapping[str, int]
 
 
+@contextmanager
 def read_inputs(
-    spark: SparkSession, warehouse: Warehouse, config: Config, as_of: dt.date | None, listener: Listener
-) -> Inputs:
-    """Pin what is read: the stored blocks, or for an earlier day tiles of the responses up to it."""
+    spark: SparkSession,
+    warehouse: Warehouse,
+    config: Config,
+    as_of: dt.date | None,
+    listener: Listener,
+    packed: PackReport | None = None,
+) -> Iterator[Inputs]:
+    """Pin what is read: the stored blocks, or for an earlier day tiles of the responses up to it, kept for the block.
+
+    Parameters
+    ----------
+    spark, warehouse, config
+        As everywhere.
+    as_of
+        The day; None for all responses.
+    listener
+        Told of what is packed and of what is left out.
+    packed
+        What was packed just before by the same command, so that it is not looked at again.
+
+    Raises
+    ------
+    InputError
+        There is nothing to fit.
+    """
     version = warehouse.version("responses")  # first of all: a warehouse without responses is told so
     versions = {"responses": version}
     if as_of is not None:
@@ -44,17 +68,18 @@ def read_inputs(
         left_out = responses.where(late).count()
         if left_out:
             listener.event("left_out", responses=left_out, reason=f"evaluated after {as_of}")
-            kept = responses.where(~late)
-            if kept.isEmpty():
-                raise InputError(f"no response was evaluated by {as_of}; choose a later --as-of")
-            tiles = tiles_of(kept, total, config.pack, version)
-            return Inputs(tiles, model_benchmarks(kept), items, version, total, versions)
-    packed = pack(spark, warehouse, config)
-    listener.event("packed", **vars(packed))
+            with packed_in_memory(responses.where(~late), total, config.pack, version) as (tiles, members):
+                if tiles is None:
+                    raise InputError(f"no response was evaluated by {as_of}; choose a later --as-of")
+                yield Inputs(tiles, members, items, version, total, versions)
+            return
+    if packed is None:
+        packed = pack(spark, warehouse, config)
+        listener.event("packed", **vars(packed))
     blocks = warehouse.read("response_blocks", packed.blocks_version)
     members = warehouse.read("model_benchmarks", packed.benchmarks_version)
     # Read after packing, so that an ingest beside this run cannot have packed numbers that are not here.
     versions |= {"responses": packed.responses_version, "items": warehouse.version("items")}
     versions |= {"response_blocks": packed.blocks_version, "model_benchmarks": packed.benchmarks_version}
     items = warehouse.read("items", versions["items"])
-    return Inputs(blocks, members, items, packed.responses_version, n_models(warehouse), versions)
+    yield Inputs(blocks, members, items, packed.responses_version, n_models(warehouse), versions)

@@ -13,7 +13,7 @@ partition order across them, in float64, so that the same input and layout give 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple
 from typing import Any, Self
 
@@ -80,7 +80,8 @@ BlockFunction = Callable[[Block, Mapping[str, Any]], pa.RecordBatch]
 class SparkBlocks:
     """The item blocks of a fit, cached on the executors.
 
-    Use as a context manager: blocks are unpersisted and session settings restored on the way out, whatever happens.
+    Use as a context manager: blocks are unpersisted on the way out, whatever happens. Settings for few rows a batch
+    hold while a job on the blocks runs and no longer.
 
     Parameters
     ----------
@@ -107,7 +108,6 @@ class SparkBlocks:
 
     def __enter__(self) -> Self:
         with ExitStack() as held:  # which lets go of all if blocks cannot be brought together
-            held.enter_context(session_settings(self.spark, FEW_ROWS_A_BATCH))
             self._blocks = held.enter_context(persisted(self._bring_together()))
             self._held = held.pop_all()
         return self
@@ -258,6 +258,14 @@ class SparkBlocks:
 
         return self.blocks.mapInArrow(partition, schema)
 
+    @contextmanager
+    def computed(self, frame: DataFrame, description: str) -> Iterator[DataFrame]:
+        """Compute a frame of `map_blocks` now and keep it for a block: whoever reads it reads ordinary batches."""
+        with persisted(frame):
+            with session_settings(self.spark, FEW_ROWS_A_BATCH), job_description(self.spark, description):
+                frame.count()
+            yield frame
+
     # -------------------------------------------------------------------------------------------- inside
     def _moments_of(self, scales: Iterable[str]) -> dict[str, Moment]:
         """Return the dates of some scales: what travels to the workers is what they need."""
@@ -305,7 +313,7 @@ class SparkBlocks:
                 ]
                 yield _row(scale, chunk, 0, combine(scale, chunk, ordered))
 
-        with job_description(self.spark, description):
+        with session_settings(self.spark, FEW_ROWS_A_BATCH), job_description(self.spark, description):
             sums = self.blocks.mapInArrow(partition, SUMS_SCHEMA)
             shuffled = sums.repartition(self.partitions, "scale", "chunk")
             table = shuffled.mapInArrow(model_partition, SUMS_SCHEMA).toArrow()

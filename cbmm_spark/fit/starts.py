@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.config.schema import Config
 from cbmm_spark.fit.checkpoint import saved_abilities
 from cbmm_spark.kernels.model import F64
-from cbmm_spark.runs.table import RunKey, is_of_days, last_published
+from cbmm_spark.runs.table import RunKey, last_published, runs_of
 from cbmm_spark.tables import Warehouse
 
 
@@ -79,7 +78,8 @@ def resumed_abilities(
 ) -> dict[str, F64]:
     """Return the abilities that the last dead run of the day had reached.
 
-    Only runs that read the same version of `responses` under the same `config_hash` are asked, the latest first. What
+    Only runs that read the same version of `responses` under the same `config_hash`, and started after the day's
+    published run if it has one, are asked, the latest first. What
     they reached is a start and nothing more: the fit ends at the same optimum from anywhere, only sooner from here.
 
     Parameters
@@ -103,9 +103,12 @@ def resumed_abilities(
         By scale, abilities of shape (M,) in the gauge of the fit, NaN for models without. Scales of which nothing was
         saved are missing.
     """
-    same = (F.col("responses_version") == responses_version) & (F.col("config_hash") == hashed)
-    dead = warehouse.read("runs").where(is_of_days([key.scored_on])).where("status = 'failed'").where(same)
-    for (run_id,) in dead.orderBy(F.desc("started_at"), F.desc("run_id")).select("run_id").collect():
+    runs = runs_of(warehouse, [key.scored_on])
+    same = [run for run in runs if (run.responses_version, run.config_hash) == (responses_version, hashed)]
+    # What died before the day was published is over: the day begins where it began for the run that published it.
+    done = max((run.started_at for run in runs if run.status == "published"), default=None)
+    dead = [run for run in same if run.status == "failed" and (done is None or run.started_at > done)]
+    for run_id in (run.run_id for run in sorted(dead, key=lambda run: (run.started_at, run.run_id), reverse=True)):
         found = {}
         saved = {} if run_id == key.run_id else saved_abilities(warehouse, run_id)
         for scale in (name for name in scales if name in saved):

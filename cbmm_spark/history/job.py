@@ -444,8 +444,8 @@ class _Job:
             raise _nothing(ended)
         linking = config.linking if self.request.link else replace(config.linking, method="off")
         fits = {fit.name: fit for run in good for fit in run.fits.values()}
-        solved = solve_items(blocks, fits, config.rescore).persist(StorageLevel.MEMORY_AND_DISK)
-        try:
+        described = f"cbmm-spark {self.stamp}: solve the items at the final abilities"
+        with blocks.computed(solve_items(blocks, fits, config.rescore), described) as solved:
             with job_description(self.spark, f"cbmm-spark {self.stamp}: link the dates"):
                 linked = link_history(
                     self.warehouse, good, solved, items, linking, config.rescore, config.solver.sigma,
@@ -465,8 +465,6 @@ class _Job:
                     self.listener.event("unlinked", scored_on=run.key.scored_on, scale=scale, reason=reason)
             rows = item_rows(kept, items, config.rescore, config.solver.sigma, solved)
             self._write("item_parameters", _by_day(rows, len(kept)), [run.key for run in kept])
-        finally:
-            solved.unpersist()
         return replace(linked, runs=kept)
 
     # -------------------------------------------------------------------------------------------- write

@@ -20,13 +20,13 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from cbmm_spark.config.schema import LinkingConfig, RescoreConfig
 from cbmm_spark.errors import GateError, InputError
 from cbmm_spark.fit.scales import Scales
-from cbmm_spark.fit.spark_blocks import ROWS_A_BATCH
 from cbmm_spark.kernels.alternation import ScaleFit
 from cbmm_spark.kernels.linking import PROBABILITIES, Bank, Link, link_items, quantiles
 from cbmm_spark.kernels.model import F64, Gauge, standard_gauge
 from cbmm_spark.results.published_scale import ScaleLink, ordinary_abilities
 from cbmm_spark.results.results import RunFits, on_scale
-from cbmm_spark.spark.scoped import job_description, session_settings
+from cbmm_spark.runs.table import all_runs, scales_of
+from cbmm_spark.spark.scoped import job_description
 from cbmm_spark.tables import Warehouse
 from cbmm_spark.tables.arrow_groups import groups
 
@@ -74,9 +74,6 @@ class _Common:
     def n_anchors(self) -> int:
         return 0 if self.link is None else int(self.link.anchors.sum())
 
-
-USUAL_BATCHES = {ROWS_A_BATCH: None}
-"""Settings while rows are collected: a fit has set a few a batch, for blocks of megabytes."""
 
 _NOTHING = _Common(None, 0, 0, pa.array([], pa.string()), np.zeros(0, dtype=np.int64))
 
@@ -254,22 +251,14 @@ def earlier_runs(
     InputError
         A run named in the configuration is not published, or a scale is not there.
     """
-    sigma = F.get_json_object("config", "$.solver.sigma").cast("double")
-    runs = warehouse.read("runs").where("status = 'published'").select("run_id", "scored_on", sigma.alias("sigma"))
-    published = {r["run_id"]: EarlierRun(r["scored_on"], r["sigma"] or 1.0) for r in runs.collect()}
-    today = {scored_on, *beside}
-    days = runs.where(~F.col("scored_on").isin(sorted(today))).select("run_id", "scored_on")
-    known = warehouse.read("run_scales").select("run_id", "scale", "reference_run_id").join(F.broadcast(days), "run_id")
-    distance = F.abs(F.date_diff("scored_on", F.lit(scored_on)))
-    order = F.struct(F.col("reference_run_id").isNull(), distance, F.col("scored_on") > F.lit(scored_on), "run_id")
-    nearest = known.groupBy("scale").agg(
-        F.min_by("run_id", order).alias("nearest"), F.min_by("reference_run_id", order).alias("reference")
-    )
-    origins = {
-        row["scale"]: Origin(row["reference"] or row["nearest"], row["nearest"])
-        for row in nearest.collect()
-        if row["scale"] in names
+    published = {
+        run.run_id: EarlierRun(run.scored_on, run.sigma or 1.0)
+        for run in all_runs(warehouse)
+        if run.status == "published"
     }
+    today = {scored_on, *beside}
+    others = {run_id: run for run_id, run in published.items() if run.scored_on not in today}
+    origins = _nearest(scales_of(warehouse, others), others, scored_on, set(names))
     for name, run_id in linking.reference.items():
         if name not in names:
             raise InputError(f"linking.reference.{name}: there is no such scale; there are {', '.join(names[:10])}")
@@ -280,9 +269,24 @@ def earlier_runs(
         else:
             near = origins.get(name)
             origins[name] = Origin(run_id, near.nearest if near is not None and near.reference == run_id else run_id)
-    others = {run_id: run for run_id, run in published.items() if run.scored_on not in today}
     named = {run_id: published[run_id] for run_id in linking.reference.values() if run_id in published}
     return others | named, origins
+
+
+def _nearest(
+    rows: Sequence[Mapping[str, Any]], runs: Mapping[str, EarlierRun], scored_on: dt.date, names: Collection[str]
+) -> dict[str, Origin]:
+    """Return the origin of every scale: of its linked runs the nearest, else of all."""
+    best: dict[str, tuple[tuple[bool, int, bool, str], Origin]] = {}
+    for row in rows:
+        name, run_id, reference = row["scale"], row["run_id"], row["reference_run_id"]
+        if name not in names:
+            continue
+        day = runs[run_id].scored_on
+        order = (reference is None, abs((day - scored_on).days), day > scored_on, run_id)
+        if name not in best or order < best[name][0]:
+            best[name] = order, Origin(reference or run_id, run_id)
+    return {name: origin for name, (_, origin) in best.items()}
 
 
 def _rests_on_reference(found: _Common, fit: ScaleFit, linking: LinkingConfig) -> bool:
@@ -328,7 +332,7 @@ class ItemReader:
         if not there:
             return found
         description = "cbmm-spark: read the items of earlier runs to link to"
-        with job_description(self.warehouse.spark, description), session_settings(self.warehouse.spark, USUAL_BATCHES):
+        with job_description(self.warehouse.spark, description):
             rows = self._items(there)
             distributions = self._abilities(there)
         for name, table in rows.items():

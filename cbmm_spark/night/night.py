@@ -30,8 +30,8 @@ from cbmm_spark.ingest.job import IngestReport, ingest
 from cbmm_spark.ingest.report import complaint
 from cbmm_spark.night.sources import Decision, decide_all, ingest_options
 from cbmm_spark.packing.commit_notes import TABLES, differs, packed
-from cbmm_spark.packing.job import pack
-from cbmm_spark.rescoring.job import RescoreReport, rescore
+from cbmm_spark.packing.job import PackReport, pack
+from cbmm_spark.rescoring.job import RescoreReport, RunOptions, rescore
 from cbmm_spark.runs.publish import last_published, refresh_latest
 from cbmm_spark.spark.scoped import job_description
 from cbmm_spark.tables import Warehouse, provenance
@@ -166,6 +166,7 @@ class Night:
     ) -> None:
         self._spark, self._warehouse, self._config = spark, warehouse, config
         self._as_of, self._chosen, self._progress, self._show = as_of, steps, progress, show
+        self._packed: PackReport | None = None
         started = dt.datetime.now(dt.UTC)
         self.report = NightReport(
             night_id=f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
@@ -294,7 +295,7 @@ class Night:
     def _pack(self) -> tuple[str, str]:
         if self._as_of is not None:
             return "skipped", "a day given by --as-of is packed by itself"
-        done = pack(self._spark, self._warehouse, self._config)
+        done = self._packed = pack(self._spark, self._warehouse, self._config)
         self._progress.event("packed", **vars(done))
         version = f"responses version {done.responses_version}"
         return "done", f"{done.tiles:,} tiles, {version}" if done.repacked else f"current already, {version}"
@@ -306,7 +307,8 @@ class Night:
             self.report.run_id, self.report.scored_on = done
             refresh_latest(self._warehouse)  # a kill may have come just before
             return "skipped", f"run {done[0]} of {done[1]} is published from the same responses and configuration"
-        run = rescore(self._spark, self._warehouse, self._config, self._as_of, self._progress)
+        options = RunOptions(packed=self._packed)
+        run = rescore(self._spark, self._warehouse, self._config, self._as_of, self._progress, options)
         self.report.run, self.report.run_id, self.report.scored_on = run, run.run_id, run.scored_on
         self.report.warnings += run.warnings
         if self._show is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +45,26 @@ class Listing:
 
 @dataclass(frozen=True)
 class LastIngest:
-    """The last ended ingest of a source, as `ingests` has it."""
+    """The last ended ingest of a source, as `ingests` has it.
+
+    Attributes
+    ----------
+    fingerprint
+        Of its input, as it was.
+    ingest_id
+        Its name.
+    read, accepted
+        Rows of the input, and responses in it.
+    overwritten_by
+        A later ingest of anything else that replaced stored scores or dates, which may have been those of this source;
+        None where there was none.
+    """
 
     fingerprint: str
     ingest_id: str
     read: int
     accepted: int
+    overwritten_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -159,19 +173,45 @@ def fingerprint(source: SourceConfig, rules: IngestConfig, states: Mapping[str, 
     return f"{source_key(source)}:{_hash(told)}"
 
 
+_INGEST_COLUMNS = (
+    "ingest_id", "input_fingerprint", "started_at", "finished_at", "rows_read", "accepted",
+    "corrected + redated AS changed",
+)  # fmt: skip
+
+
 def last_ingests(warehouse: Warehouse) -> dict[str, LastIngest]:
     """Return the last ended ingest with a fingerprint by `source_key`: as many as sources ever were, never as rows."""
-    ingests = warehouse.look("ingests")
-    if ingests is None:
+    if warehouse.look("ingests") is None:
         return {}
-    told = F.struct("input_fingerprint", "ingest_id", "rows_read", "accepted")
-    rows = (
-        ingests.where(F.col("input_fingerprint").isNotNull())
-        .groupBy(F.substring_index("input_fingerprint", ":", 1).alias("source"))
-        .agg(F.max_by(told, F.struct("started_at", "ingest_id")).alias("last"))
-        .collect()
-    )
-    return {row["source"]: LastIngest(*row["last"]) for row in rows}
+    return last_of_each(warehouse.rows("ingests", *_INGEST_COLUMNS).to_pylist())
+
+
+def last_of_each(ingests: Sequence[Mapping[str, Any]]) -> dict[str, LastIngest]:
+    """Return by `source_key` the last ingest with a fingerprint, and what may have overwritten its responses since.
+
+    Parameters
+    ----------
+    ingests
+        Rows of `ingests`: ingest_id, input_fingerprint, started_at, finished_at, rows_read, accepted, and the number of
+        stored responses that the ingest changed.
+    """
+    last: dict[str, Mapping[str, Any]] = {}
+    for row in sorted(ingests, key=lambda row: (row["started_at"], row["ingest_id"])):
+        if row["input_fingerprint"] is not None:
+            last[row["input_fingerprint"].partition(":")[0]] = row
+    changing = [row for row in ingests if row["changed"]]
+
+    def overwritten_by(mine: Mapping[str, Any]) -> str | None:
+        later = (r for r in changing if r["finished_at"] >= mine["started_at"] and r["ingest_id"] != mine["ingest_id"])
+        newest = max(later, key=lambda row: row["finished_at"], default=None)
+        return None if newest is None else newest["ingest_id"]
+
+    return {
+        key: LastIngest(
+            row["input_fingerprint"], row["ingest_id"], row["rows_read"], row["accepted"], overwritten_by(row)
+        )
+        for key, row in last.items()
+    }
 
 
 def decide(
@@ -208,6 +248,11 @@ def decide(
         return Decision(source, "read", "files or configuration changed since its last ingest", now)
     if last.read and not last.accepted:
         return Decision(source, "read", f"unchanged, but its ingest {last.ingest_id} found no response in it", now)
+    if last.overwritten_by is not None:
+        reason = (
+            f"unchanged, but ingest {last.overwritten_by} replaced stored responses after its ingest {last.ingest_id}"
+        )
+        return Decision(source, "read", reason, now)
     if not skip:
         return Decision(source, "read", "unchanged; nightly.skip_unchanged is false", now)
     return Decision(source, "skip", f"unchanged since ingest {last.ingest_id}", now)
@@ -217,7 +262,6 @@ def decide_all(
     spark: SparkSession, warehouse: Warehouse, sources: Iterable[SourceConfig], rules: IngestConfig, skip: bool
 ) -> Iterable[Decision]:
     """Look at one source after the other, each only when it is asked for: just before it is read."""
-    last = last_ingests(warehouse)
     for source in sources:
         locations = [source.input, *filter(None, (source.items, source.mapping))]
         try:
@@ -225,6 +269,7 @@ def decide_all(
         except InputError as error:
             yield Decision(source, "failed", str(error))
             continue
+        last = last_ingests(warehouse)  # the ingests of this night so far among them
         yield decide(source, rules, found, last.get(source_key(source)), skip)
 
 

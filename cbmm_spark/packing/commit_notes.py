@@ -13,9 +13,6 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pyspark.sql import Row
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
-
 from cbmm_spark.config.schema import PackConfig
 from cbmm_spark.tables import Warehouse
 
@@ -32,8 +29,6 @@ _UPKEEP = frozenset(
     }
 )
 """Operations that leave the rows as they are."""
-
-_RECENT = 30
 
 
 @dataclass(frozen=True)
@@ -79,16 +74,15 @@ def packed(warehouse: Warehouse, name: str) -> Packed | str:
     """Return what a table holds, or in words why that cannot be told."""
     if not warehouse.exists(name):
         return f"{name} is not there yet"
-    for recent in (True, False):
-        for row in _history(warehouse, name, recent):
-            if row["operation"] in _UPKEEP:
-                continue
-            if row["operation"].startswith("CREATE TABLE"):
-                return f"{name} is empty"
-            note = _note(row["userMetadata"])
-            if note is None:
-                return f"the last change of {name} ({row['operation']}) does not say what is packed"
-            return Packed(int(row["version"]), note)
+    for commit in warehouse.commits(name):
+        if commit.operation in _UPKEEP:
+            continue
+        if commit.operation.startswith("CREATE TABLE"):
+            return f"{name} is empty"
+        note = _note(commit.note)
+        if note is None:
+            return f"the last change of {name} ({commit.operation}) does not say what is packed"
+        return Packed(commit.version, note)
     return f"the history of {name} no longer says what is packed"
 
 
@@ -108,19 +102,11 @@ def differs(note: Note, responses_id: str, version: int, config: PackConfig) -> 
 
 def committed_version(warehouse: Warehouse, name: str, pack_id: str) -> int | None:
     """Return the version that a packing wrote, None where Delta skipped it for another packing's."""
-    for recent in (True, False):
-        for row in _history(warehouse, name, recent):
-            note = _note(row["userMetadata"])
-            if note is not None and note.pack_id == pack_id:
-                return int(row["version"])
+    for commit in warehouse.commits(name):
+        note = _note(commit.note)
+        if note is not None and note.pack_id == pack_id:
+            return commit.version
     return None
-
-
-def _history(warehouse: Warehouse, name: str, recent: bool) -> list[Row]:
-    """Commits, newest first: the last ones, or all that the log still has."""
-    table = warehouse.delta(name)
-    rows = table.history(_RECENT) if recent else table.history()
-    return rows.select("version", "operation", "userMetadata").orderBy(F.desc("version")).collect()
 
 
 def _note(text: str | None) -> Note | None:

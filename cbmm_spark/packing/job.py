@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -99,7 +101,8 @@ def pack(spark: SparkSession, warehouse: Warehouse, config: Config) -> PackRepor
 
 
 def _pack(spark: SparkSession, warehouse: Warehouse, config: PackConfig) -> PackReport:
-    version, identifier = warehouse.version("responses"), warehouse.identifier("responses")
+    responses = warehouse.snapshot("responses")
+    version, identifier = responses.version, responses.identifier
     found = {name: packed(warehouse, name) for name in TABLES}
     reason = _why_anew(found, identifier, version, config)
     states = {name: state for name, state in found.items() if isinstance(state, Packed)}
@@ -257,10 +260,47 @@ def _by_bucket(tiles: DataFrame) -> DataFrame:
 
 def n_models(warehouse: Warehouse) -> int:
     """Return the largest model number given so far."""
-    row = warehouse.read("models").agg(F.max("model_index")).first()
-    if row is None or row[0] is None:
+    (largest,) = warehouse.rows("models", "max(model_index) AS largest")["largest"].to_pylist()
+    if largest is None:
         raise InputError(f"{warehouse.location('models')} is empty; run `cbmm-spark ingest --input …` first")
-    return int(row[0])
+    return int(largest)
+
+
+@contextmanager
+def packed_in_memory(
+    responses: DataFrame, models: int, config: PackConfig, version: int
+) -> Iterator[tuple[DataFrame | None, DataFrame]]:
+    """Pack responses for one fit, stored nowhere: tiles and `model_benchmarks`, computed once and kept for the block.
+
+    Parameters
+    ----------
+    responses
+        Rows of `responses`.
+    models
+        Largest model number.
+    config
+        Items per block, threshold of sparse encodings.
+    version
+        Of `responses`.
+
+    Returns
+    -------
+    tuple
+        The tiles, None where there is no response, and the benchmarks of each model.
+
+    Raises
+    ------
+    InputError
+        No response has a verdict.
+    """
+    with persisted(_counted(responses)) as counted:
+        members = _model_benchmarks(counted)
+        if counted.isEmpty():
+            yield None, members
+            return
+        with persisted(tiles_of(responses, models, config, version, kinds=benchmark_kinds(counted))) as tiles:
+            tiles.count()
+            yield tiles, members
 
 
 def model_benchmarks(responses: DataFrame) -> DataFrame:
@@ -283,4 +323,4 @@ def _model_benchmarks(counted: DataFrame) -> DataFrame:
     return counted.select(*SPECS["model_benchmarks"].column_names)
 
 
-__all__ = ["PackReport", "model_benchmarks", "n_models", "pack", "stored_blocks", "tiles_of"]
+__all__ = ["PackReport", "model_benchmarks", "n_models", "pack", "packed_in_memory", "stored_blocks", "tiles_of"]

@@ -18,8 +18,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from cbmm_spark.config.schema import RescoreConfig, SolverConfig
-from cbmm_spark.errors import InputError, NotConvergedError
+from cbmm_spark.config.load import replace_section
+from cbmm_spark.config.schema import Config, RescoreConfig, SolverConfig
+from cbmm_spark.errors import ConfigError, InputError, NotConvergedError
 from cbmm_spark.fit.scales import Scales
 from cbmm_spark.fit.spark_blocks import (
     FEW_ROWS_A_BATCH,
@@ -113,10 +114,8 @@ class FrozenRun:
         members: dict[str, set[str]] = {name: set() for name in rows}
         for scale, benchmark in pairs.collect():
             members[scale].add(benchmark)
-        known = {each.name for each in dataclasses.fields(SolverConfig)}
-        solver = {k: v for k, v in json.loads(run["config"]).get("solver", {}).items() if k in known}
         benchmarks = {name: frozenset(group) for name, group in members.items()}
-        return cls(run_id, run["scored_on"], SolverConfig(**solver), rows, benchmarks)
+        return cls(run_id, run["scored_on"], stored_solver(run_id, run["config"]), rows, benchmarks)
 
     def gauge(self, scale: str) -> Gauge:
         """From the gauge of the fit to the published scale."""
@@ -137,6 +136,27 @@ class FrozenRun:
     def scales(self) -> Scales:
         """Its scales, each scored by itself: two scales of the same benchmarks may be linked to different runs."""
         return Scales(dict(self.benchmarks), {name: name for name in self.benchmarks})
+
+
+def stored_solver(run_id: str, text: str) -> SolverConfig:
+    """Return the solver's configuration of a run as `runs` has it, checked like one that is read from a file.
+
+    Keys that this version does not know are left out; those that it knows and the run does not have are as by default.
+
+    Raises
+    ------
+    InputError
+        It is no configuration, or a value is not allowed.
+    """
+    known = {each.name for each in dataclasses.fields(SolverConfig)}
+    try:
+        given = json.loads(text).get("solver", {})
+        solver = {name: value for name, value in given.items() if name in known}
+        return replace_section(Config(), "solver", solver, f"in the configuration of run {run_id}").solver
+    except (ValueError, AttributeError, ConfigError) as error:
+        raise InputError(
+            f"--items-from {run_id}: what `runs` has of its configuration cannot be used: {error}"
+        ) from error
 
 
 def _of_run(warehouse: Warehouse, table: str, run_id: str, scored_on: dt.date) -> DataFrame:

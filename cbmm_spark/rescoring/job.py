@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from pyspark import StorageLevel
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import DataFrame, SparkSession
 
 from cbmm_spark.config.schema import Config
 from cbmm_spark.console.listener import Clock, Listener
@@ -25,6 +25,7 @@ from cbmm_spark.fit.starts import config_hash, resumed_abilities
 from cbmm_spark.kernels.alternation import ScaleFit
 from cbmm_spark.kernels.model import F64
 from cbmm_spark.linking.linking import gate, link_scales
+from cbmm_spark.packing.job import PackReport
 from cbmm_spark.rescoring.fixed_items import (
     FrozenRun,
     frozen_abilities,
@@ -33,12 +34,20 @@ from cbmm_spark.rescoring.fixed_items import (
     frozen_state,
     score_frozen,
 )
-from cbmm_spark.results.results import RunFits, ability_rows, item_rows, iteration_rows, scale_rows, solve_items
+from cbmm_spark.results.results import (
+    RunFits,
+    ability_rows,
+    item_rows,
+    iteration_rows,
+    scale_rows,
+    shown_discriminations,
+    solve_items,
+)
 from cbmm_spark.runs.claims import Heartbeat, Terms, check_free, start_run
 from cbmm_spark.runs.gates import Verdict, compare, judge
 from cbmm_spark.runs.publish import finish_runs, publish, write_results
 from cbmm_spark.runs.table import RunKey
-from cbmm_spark.spark.scoped import describe_jobs, job_description
+from cbmm_spark.spark.scoped import describe_jobs, job_description, side_by_side
 from cbmm_spark.tables import Warehouse, add_provenance, recorded
 
 RESULT_TABLES = ("abilities", "item_parameters", "runs", "run_scales", "run_iterations")
@@ -88,6 +97,8 @@ class RunOptions:
         Published run whose item parameters are kept fixed.
     only_new
         With `items_from`: models that have an ability in that run keep it as it is.
+    packed
+        What the same command packed just before; without it the stored tiles are brought up to date first.
     """
 
     fresh: bool = False
@@ -95,6 +106,7 @@ class RunOptions:
     accept_gates: bool = False
     items_from: str | None = None
     only_new: bool = False
+    packed: PackReport | None = None
 
 
 @recorded("rescore")
@@ -149,10 +161,28 @@ def rescore(
     terms = Terms(config.rescore.claim_minutes, options.take_over)
     add_provenance(run_id=key.run_id, scored_on=key.scored_on)
     check_free(warehouse, [key.scored_on], terms)
-    with job_description(spark, f"cbmm-spark {key.run_id}: pack responses"):
-        inputs = read_inputs(spark, warehouse, config, as_of, listener)
-    clock.lap("pack")
-    add_provenance(input_versions=inputs.versions)
+    with contextlib.ExitStack() as held:
+        with job_description(spark, f"cbmm-spark {key.run_id}: pack responses"):
+            inputs = held.enter_context(read_inputs(spark, warehouse, config, as_of, listener, options.packed))
+        clock.lap("pack")
+        add_provenance(input_versions=inputs.versions)
+        return _run(warehouse, config, inputs, frozen, key, started_at, options, terms, listener, clock)
+
+
+def _run(
+    warehouse: Warehouse,
+    config: Config,
+    inputs: Inputs,
+    frozen: FrozenRun | None,
+    key: RunKey,
+    started_at: dt.datetime,
+    options: RunOptions,
+    terms: Terms,
+    listener: Listener,
+    clock: Clock,
+) -> RescoreReport:
+    """Claim the day, fit or score, write, hold against the gates, publish."""
+    spark = warehouse.spark
     describe_jobs(spark, f"cbmm-spark {key.run_id}: start")
     hashed = config_hash(config)
     stale = start_run(
@@ -218,26 +248,11 @@ def _fit_and_write(
         )
         run = RunFits(key, scales, fits)
         clock.lap("fit")
-        describe_jobs(spark, f"cbmm-spark {key.run_id}: write iterations")
         unconverged = [name for name, fit in fits.items() if not fit.converged]
-        write_results(warehouse, "run_iterations", iteration_rows(spark, [run]), key.run_id, key.scored_on)
-        faultpoint("run_iterations")
         if unconverged:
-            facts = scale_rows(spark, [run], config.rescore, None)
-            write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
+            _write_how_it_went(warehouse, config, run)
             raise NotConvergedError(not_converged(fits, unconverged, config.solver.max_iterations))
-        run = _write_items(warehouse, config, blocks, run, inputs, listener, clock)
-        faultpoint("item_parameters")
-    abilities = ability_rows(spark, [run], inputs.model_benchmarks, config.rescore)
-    with job_description(spark, f"cbmm-spark {key.run_id}: write abilities"):
-        write_results(warehouse, "abilities", abilities, key.run_id, key.scored_on)
-        faultpoint("abilities")
-        written = warehouse.read("item_parameters").where(
-            (F.col("scored_on") == F.lit(key.scored_on)) & (F.col("run_id") == key.run_id)
-        )
-        facts = scale_rows(spark, [run], config.rescore, written)
-        write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
-        faultpoint("run_scales")
+        _link_and_write(warehouse, config, blocks, run, inputs, listener, clock)
     clock.lap("write")
     flags = [flag for name, source in scales.fitted.items() for flag in scale_flags(name, fits[source], config.rescore)]
     warnings = tuple(flag.sentence for flag in flags)
@@ -278,8 +293,7 @@ def _score_and_write(
             "run_scales": frozen_scales(spark, run, scored, only_new, key),
             "run_abilities": frozen_state(spark, scored, key),
         }
-        for name, rows in results.items():
-            write_results(warehouse, name, rows, key.run_id, key.scored_on)
+        _write(warehouse, key, results)
     clock.lap("write")
     unknown = {name: fit.unknown for name, fit in scored.fits.items() if fit.unknown}
     warnings = tuple(
@@ -298,7 +312,7 @@ def _score_and_write(
     )
 
 
-def _write_items(
+def _link_and_write(
     warehouse: Warehouse,
     config: Config,
     blocks: SparkBlocks,
@@ -306,10 +320,8 @@ def _write_items(
     inputs: Inputs,
     listener: Listener,
     clock: Clock,
-) -> RunFits:
-    """Solve the items, link the scales by them, and write them on the scales they are published on.
-
-    Returns the run with its links.
+) -> None:
+    """Solve the items, link the scales by them, and write all results on the scales they are published on.
 
     Raises
     ------
@@ -317,26 +329,43 @@ def _write_items(
         A scale cannot be linked; how far it got stands in `run_scales`.
     """
     spark, sigma, key = warehouse.spark, config.solver.sigma, run.key
-    solved = solve_items(blocks, run.fits, config.rescore).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        with job_description(spark, f"cbmm-spark {key.run_id}: solve the items at the final abilities"):
-            solved.count()
+    described = f"cbmm-spark {key.run_id}: solve the items at the final abilities"
+    with blocks.computed(solve_items(blocks, run.fits, config.rescore), described) as solved:
         links, complaints = link_scales(
             warehouse, key.run_id, key.scored_on, run.fits, run.scales, solved, inputs.items, config.linking,
             config.rescore, sigma, listener.event,
         )  # fmt: skip
         run = replace(run, links=links)
         if complaints:
-            facts = scale_rows(spark, [run], config.rescore, None)
-            write_results(warehouse, "run_scales", facts, key.run_id, key.scored_on)
+            _write_how_it_went(warehouse, config, run)
             gate(complaints)
         clock.lap("link")
-        rows = item_rows([run], inputs.items, config.rescore, sigma, solved)
-        with job_description(spark, f"cbmm-spark {key.run_id}: write item parameters"):
-            write_results(warehouse, "item_parameters", rows, key.run_id, key.scored_on)
-    finally:
-        solved.unpersist()
-    return run
+        shown = shown_discriminations(spark, [run], config.rescore, sigma, solved)
+        results = {
+            "run_iterations": iteration_rows(spark, [run]),
+            "item_parameters": item_rows([run], inputs.items, config.rescore, sigma, solved),
+            "abilities": ability_rows(spark, [run], inputs.model_benchmarks, config.rescore),
+            "run_scales": scale_rows(spark, [run], config.rescore, shown),
+        }
+        _write(warehouse, key, results)
+
+
+def _write_how_it_went(warehouse: Warehouse, config: Config, run: RunFits) -> None:
+    """Write what is known of a fit that is not published."""
+    spark = warehouse.spark
+    facts = scale_rows(spark, [run], config.rescore, None)
+    _write(warehouse, run.key, {"run_iterations": iteration_rows(spark, [run]), "run_scales": facts})
+
+
+def _write(warehouse: Warehouse, key: RunKey, results: Mapping[str, DataFrame]) -> None:
+    """Write the rows of a run side by side: nobody reads them before the run is published."""
+
+    def write(name: str, rows: DataFrame) -> None:
+        with job_description(warehouse.spark, f"cbmm-spark {key.run_id}: write {name.replace('_', ' ')}"):
+            write_results(warehouse, name, rows, key.run_id, key.scored_on)
+            faultpoint(name)
+
+    side_by_side(warehouse.spark, *(partial(write, name, rows) for name, rows in results.items()))
 
 
 def _facts(fit: ScaleFit) -> dict[str, Any]:

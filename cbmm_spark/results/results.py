@@ -282,6 +282,22 @@ def item_rows(
     return _complete(flagged, "item_parameters")
 
 
+def shown_discriminations(
+    spark: SparkSession, runs: Sequence[RunFits], config: RescoreConfig, sigma: float, solved: DataFrame
+) -> DataFrame:
+    """Return run_id, scale and discrimination of every solved item as `item_rows` shows it: what scales summarise.
+
+    Parameters are those of `item_rows`.
+    """
+    labels = _labels(runs)
+    gauges = [(label, label.gauge(config)) for label in labels]
+    shown_as = spark.createDataFrame(
+        [(each.fit.name, each.run.key.run_id, each.scale, gauge.shift, gauge.stretch) for each, gauge in gauges],
+        "fit string, run_id string, scale string, shift double, stretch double",
+    )
+    return on_scale(solved, shown_as, sigma).select("run_id", "scale", "discrimination")
+
+
 def on_scale(solved: DataFrame, shown_as: DataFrame, sigma: float) -> DataFrame:
     """Return solved items with parameters, errors and information on the published scales.
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.config.schema import GateActions, GatesConfig
 from cbmm_spark.errors import GateError
-from cbmm_spark.runs.table import Run, RunKey, is_of_keys, is_of_runs, last_published
+from cbmm_spark.runs.table import Run, RunKey, is_of_keys, last_published, scales_of
 from cbmm_spark.tables import Warehouse
 
 _SHOWN = 3
@@ -317,8 +317,8 @@ def judge_alone(warehouse: Warehouse, keys: Sequence[RunKey], config: GatesConfi
 def _scale_rows(warehouse: Warehouse, run_ids: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return rows of `run_scales` by run and scale."""
     found: dict[str, dict[str, dict[str, Any]]] = {run_id: {} for run_id in run_ids}
-    for row in warehouse.read("run_scales").where(is_of_runs(run_ids)).collect():  # one a scale
-        found[row["run_id"]][row["scale"]] = row.asDict()
+    for row in scales_of(warehouse, run_ids):  # one a scale
+        found[row["run_id"]][row["scale"]] = row
     return found
 
 

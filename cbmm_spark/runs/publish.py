@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -21,16 +21,19 @@ from cbmm_spark.errors import ConflictError, InputError
 from cbmm_spark.faultpoints import faultpoint
 from cbmm_spark.runs.claims import start_run as start_run
 from cbmm_spark.runs.claims import start_runs as start_runs
-from cbmm_spark.runs.table import LATEST, RUN_TABLES, RunKey, check_keys, is_of_days, is_of_keys, is_of_runs, runs_of
+from cbmm_spark.runs.table import LATEST, RunKey, all_runs, check_keys, is_of_keys, is_of_runs, runs_of
+from cbmm_spark.runs.table import RUN_TABLES as RUN_TABLES
 from cbmm_spark.runs.table import Run as Run
 from cbmm_spark.runs.table import last_published as last_published
 from cbmm_spark.runs.table import published as published
 from cbmm_spark.runs.table import published_abilities as published_abilities
+from cbmm_spark.spark.scoped import side_by_side
 from cbmm_spark.tables import SPECS, Warehouse, with_commit_retry
 
 _TAKEN_OVER = "the day was taken over by a later run"
-_DAY_AND_STATUS = ("run_id", "scored_on", "status")
-_HOLDING = ("running", "published")
+HOLDING = ("running", "published")
+"""Statuses of runs whose results stay."""
+
 _LATEST_ATTEMPTS = 4
 
 _logger = logging.getLogger(__name__)
@@ -123,8 +126,8 @@ def finish_runs(
 
     with warehouse.noted({"run_id": ", ".join(run_ids), "step": status}):
         with_commit_retry(commit, warehouse.location("runs"))
-    ended = warehouse.read("runs").where(is_of_runs(run_ids)).where("status <> 'published'").select(*_DAY_AND_STATUS)
-    keys = [RunKey(run_id, scored_on) for run_id, scored_on, _ in ended.collect()]
+    ended = [run for run in all_runs(warehouse) if run.run_id in run_ids and run.status != "published"]
+    keys = [RunKey(run.run_id, run.scored_on) for run in ended]
     if keys:
         _discard_results(warehouse, keys)
 
@@ -138,8 +141,9 @@ def publish_runs(warehouse: Warehouse, keys: Sequence[RunKey], gates: Mapping[st
     """Make runs the published ones of their days, once all their results are written.
 
     In this order: a commit to `runs` that publishes the runs and removes those they replace; a commit to each of
-    ``latest_*``; at last the rows of replaced and dead runs go. Killed anywhere, publishing again finishes the work,
-    and so does the next run of each day.
+    ``latest_*``, side by side. Killed anywhere, publishing again finishes the work, and so does the next run of each
+    day. The rows of replaced and dead runs stay where no reader sees them, until upkeep takes them
+    (`retention.apply_retention`).
 
     Parameters
     ----------
@@ -176,7 +180,6 @@ def publish_runs(warehouse: Warehouse, keys: Sequence[RunKey], gates: Mapping[st
         faultpoint("published")
         refresh_latest(warehouse, rewritten={key.run_id for key in kept})
         faultpoint("latest")
-        _remove_replaced(warehouse, {key.scored_on for key in kept})
     if lost:
         _give_way(warehouse, lost)
 
@@ -202,17 +205,24 @@ def refresh_latest(warehouse: Warehouse, rewritten: Collection[str] = frozenset(
         last = last_published(warehouse)
         if last is None:
             return
-        for latest, source in LATEST.items():
-            if last.run_id in rewritten or not _holds(warehouse, latest, last.run_id):
-                rows = warehouse.read(source).where(is_of_keys([RunKey(last.run_id, last.scored_on)]))
-                warehouse.overwrite(
-                    rows, latest, {"run_id": last.run_id, "scored_on": last.scored_on, "step": "latest"}
-                )
-                faultpoint(latest)
+        side_by_side(
+            warehouse.spark,
+            *(
+                partial(_copy_to_latest, warehouse, latest, last)
+                for latest in LATEST
+                if last.run_id in rewritten or not _holds(warehouse, latest, last.run_id)
+            ),
+        )
         # Another run may have published a newer day meanwhile, and its rows may just have been overwritten.
         if _same_run(last_published(warehouse), last):
             return
     raise ConflictError("other runs keep publishing; the latest_* tables may be one run behind, run again")
+
+
+def _copy_to_latest(warehouse: Warehouse, latest: str, run: Run) -> None:
+    rows = warehouse.read(LATEST[latest]).where(is_of_keys([RunKey(run.run_id, run.scored_on)]))
+    warehouse.overwrite(rows, latest, {"run_id": run.run_id, "scored_on": run.scored_on, "step": "latest"})
+    faultpoint(latest)
 
 
 def _same_run(one: Run | None, other: Run) -> bool:
@@ -232,14 +242,18 @@ def _still_held(warehouse: Warehouse, keys: Sequence[RunKey]) -> tuple[list[RunK
         if (key.run_id, key.scored_on) not in statuses:
             place = warehouse.location("runs")
             raise InputError(f"there is no run {key.run_id} of {key.scored_on} in {place}; start_run comes first")
-    kept = [key for key in keys if statuses[key.run_id, key.scored_on] in _HOLDING]
+    kept = [key for key in keys if statuses[key.run_id, key.scored_on] in HOLDING]
     return kept, [key for key in keys if key not in kept]
 
 
 def _require_results(warehouse: Warehouse, keys: Sequence[RunKey]) -> None:
-    for name in LATEST.values() if keys else ():
-        written = _run_ids(warehouse.read(name).where(is_of_keys(keys)))
-        without = [key.run_id for key in keys if key.run_id not in written]
+    if not keys:
+        return
+    parts = (warehouse.read(name).where(is_of_keys(keys)) for name in LATEST.values())
+    listed = (part.select(F.lit(name), "run_id").distinct() for name, part in zip(LATEST.values(), parts, strict=True))
+    written = {tuple(row) for row in reduce(DataFrame.union, listed).collect()}  # as many as runs
+    for name in LATEST.values():
+        without = [key.run_id for key in keys if (name, key.run_id) not in written]
         if without:
             raise InputError(f"run {without[0]} has no rows in {warehouse.location(name)}; not published")
 
@@ -249,7 +263,7 @@ def _publish_in_runs(warehouse: Warehouse, keys: Sequence[RunKey], gates: Mappin
     rows = [(key.run_id, key.scored_on, gates.get(key.run_id)) for key in keys]
     source = warehouse.spark.createDataFrame(rows, "run_id string, scored_on date, gates string")
     # Whether a run still has its day is asked inside the transaction as well: a check before it could be overtaken.
-    status = f"CASE WHEN t.status IN {_HOLDING} THEN 'published' ELSE raise_error('{_TAKEN_OVER}') END"
+    status = f"CASE WHEN t.status IN {HOLDING} THEN 'published' ELSE raise_error('{_TAKEN_OVER}') END"
 
     def commit() -> None:
         merge = warehouse.delta("runs").alias("t").merge(source.alias("s"), "t.scored_on = s.scored_on")
@@ -277,29 +291,6 @@ def _give_way(warehouse: Warehouse, keys: Sequence[RunKey]) -> None:
 def _discard_results(warehouse: Warehouse, keys: Sequence[RunKey]) -> None:
     for name in LATEST.values():
         _delete(warehouse, name, is_of_keys(keys))
-
-
-def _remove_replaced(warehouse: Warehouse, days: Collection[dt.date]) -> None:
-    """Remove rows of runs of the days that are neither published nor running, and of runs not in `runs` any more."""
-    tables = (*LATEST.values(), *RUN_TABLES)
-    found: dict[str, set[str]] = {name: set() for name in tables}
-    listed = (_rows_to_clean(warehouse, name, days).select(F.lit(name), "run_id").distinct() for name in tables)
-    for name, run_id in reduce(DataFrame.union, listed).collect():  # as many as runs are kept, never as many as rows
-        found[name].add(run_id)
-    # The runs are read after the rows: a run is in `runs` before it writes its first row.
-    runs = {run_id: (day, status) for run_id, day, status in warehouse.read("runs").select(*_DAY_AND_STATUS).collect()}
-    alive = {run_id for run_id, (_, status) in runs.items() if status in _HOLDING}
-    ended = {run_id for run_id, (day, _) in runs.items() if day in days} - alive
-    for name in LATEST.values():
-        delete_runs(warehouse, name, found[name] - alive, is_of_days(days))
-    for name in RUN_TABLES:
-        dead = found[name] - runs.keys()
-        delete_runs(warehouse, name, dead | (found[name] & ended) if name == "run_abilities" else dead)
-
-
-def _rows_to_clean(warehouse: Warehouse, name: str, days: Collection[dt.date]) -> DataFrame:
-    rows = warehouse.read(name)
-    return rows.where(is_of_days(days)) if name in LATEST.values() else rows
 
 
 def delete_runs(warehouse: Warehouse, name: str, run_ids: Iterable[str], where: str = "TRUE") -> None:

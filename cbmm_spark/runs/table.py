@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
@@ -41,6 +43,9 @@ class Run(NamedTuple):
     started_at: dt.datetime
     heartbeat_at: dt.datetime | None = None
     owner: str | None = None
+    responses_version: int | None = None
+    config_hash: str | None = None
+    sigma: float | None = None
 
     @property
     def seen_at(self) -> dt.datetime:
@@ -48,28 +53,41 @@ class Run(NamedTuple):
         return self.heartbeat_at or self.started_at
 
 
+_RUN_COLUMNS = (*Run._fields[:-1], "CAST(get_json_object(config, '$.solver.sigma') AS DOUBLE) AS sigma")
+_SCALE_COLUMNS = (
+    "run_id", "scale", "n_models", "n_items", "n_responses", "link_slope", "reference_run_id", "items_from_run_id",
+)  # fmt: skip
+
+
+def all_runs(warehouse: Warehouse) -> list[Run]:
+    """Return all runs as they are now; read again only where `runs` has a new version."""
+    return [_run(row) for row in warehouse.rows("runs", *_RUN_COLUMNS).to_pylist()]
+
+
 def runs_of(warehouse: Warehouse, days: Iterable[dt.date]) -> list[Run]:
     """Return all runs of some days."""
-    rows = warehouse.read("runs").where(is_of_days(days)).select(*Run._fields).collect()
-    return [_run(row.asDict()) for row in rows]
+    wanted = set(days)
+    return [run for run in all_runs(warehouse) if run.scored_on in wanted]
+
+
+def scales_of(warehouse: Warehouse, run_ids: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the rows of `run_scales` of some runs, as far as other runs look at them."""
+    table = warehouse.rows("run_scales", *_SCALE_COLUMNS)
+    return table.filter(pc.is_in(table["run_id"], pa.array(sorted(set(run_ids)), pa.string()))).to_pylist()
 
 
 def published_days(warehouse: Warehouse) -> set[dt.date]:
     """Return the days that have a published run; none where there are no runs."""
     if not warehouse.exists("runs"):
         return set()
-    rows = warehouse.read("runs").where("status = 'published'").select("scored_on").collect()
-    return {row["scored_on"] for row in rows}
+    return {run.scored_on for run in all_runs(warehouse) if run.status == "published"}
 
 
 def last_published(warehouse: Warehouse, before: dt.date | None = None) -> Run | None:
     """The published run of the greatest day (earlier than `before`), then of the latest start; None without one."""
-    newest = (F.desc("scored_on"), F.desc("started_at"), F.desc("run_id"))
-    runs = warehouse.read("runs").where("status = 'published'")
-    if before is not None:
-        runs = runs.where(F.col("scored_on") < F.lit(before))
-    row = runs.orderBy(*newest).select(*Run._fields).first()
-    return None if row is None else _run(row.asDict())
+    runs = [run for run in all_runs(warehouse) if run.status == "published"]
+    earlier = [run for run in runs if before is None or run.scored_on < before]
+    return max(earlier, key=lambda run: (run.scored_on, run.started_at, run.run_id), default=None)
 
 
 def published(warehouse: Warehouse, name: str) -> DataFrame:
@@ -138,6 +156,5 @@ def check_keys(keys: Sequence[RunKey]) -> None:
 
 
 def _run(values: dict[str, object]) -> Run:
-    # PySpark gives times without a zone, in that of the process; a time of day that occurs twice is told apart by fold.
     aware = {k: v.astimezone(dt.UTC) if isinstance(v, dt.datetime) else v for k, v in values.items()}
     return Run(**aware)  # type: ignore[arg-type]

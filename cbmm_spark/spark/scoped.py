@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextvars
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame
 from pyspark.storagelevel import StorageLevel
 
@@ -34,12 +40,36 @@ def session_settings(spark: SparkSession, settings: Mapping[str, str | None]) ->
     settings
         By name; None takes a setting back to Spark's default.
     """
-    before = {name: spark.conf.get(name, None) for name in settings}
+    asked = _Asked(dict(settings))
+    with _LOCK:
+        waiting = _HELD.setdefault(spark, [])
+        for name in settings:
+            if not any(name in each.settings for each in waiting):
+                _FIRST.setdefault(spark, {})[name] = spark.conf.get(name, None)
+        waiting.append(asked)
+        _set(spark, asked.settings)
     try:
-        _set(spark, settings)
         yield
     finally:
-        _set(spark, before)
+        with _LOCK:
+            waiting.remove(asked)
+            for name in settings:
+                later = [each.settings[name] for each in waiting if name in each.settings]
+                _set(spark, {name: later[-1] if later else _FIRST[spark].pop(name)})
+
+
+class _Asked:
+    """The settings of one block."""
+
+    def __init__(self, settings: Mapping[str, str | None]) -> None:
+        self.settings = settings
+
+
+# Blocks of several threads overlap, and the one that began first may end first: the old values come back when the last
+# one ends, never what another block had set.
+_LOCK = threading.Lock()
+_HELD: WeakKeyDictionary[SparkSession, list[_Asked]] = WeakKeyDictionary()
+_FIRST: WeakKeyDictionary[SparkSession, dict[str, str | None]] = WeakKeyDictionary()
 
 
 def _set(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
@@ -48,6 +78,45 @@ def _set(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
             spark.conf.unset(name)
         else:
             spark.conf.set(name, value)
+
+
+def _with_properties(spark: SparkSession, task: Callable[[], None]) -> Callable[[], None]:
+    """The task with this thread's local properties and tags of Spark."""
+    wrapped: Callable[[], None] = inheritable_thread_target(spark)(task)
+    return wrapped
+
+
+def side_by_side(spark: SparkSession, *tasks: Callable[[], Any]) -> None:
+    """Do some things at once, each in a thread of its own, and return when all have ended.
+
+    The threads know what this one knows: the job description and other local properties of Spark, and context
+    variables, the provenance of commits among them.
+
+    Parameters
+    ----------
+    spark
+        Session.
+    tasks
+        What to do.
+
+    Raises
+    ------
+    Exception
+        The error of the first task (in the order given) that failed; the others were waited for.
+    """
+    told = spark.sparkContext.getLocalProperty(_PROPERTY)
+
+    def described(task: Callable[[], Any]) -> None:
+        describe_jobs(spark, told)
+        task()
+
+    with ThreadPoolExecutor(max(len(tasks), 1), thread_name_prefix="cbmm-spark") as pool:
+        done = [
+            pool.submit(contextvars.copy_context().run, _with_properties(spark, partial(described, task)))
+            for task in tasks
+        ]
+    for each in done:
+        each.result()
 
 
 _PROPERTY = "spark.job.description"

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -23,6 +24,7 @@ from cbmm_spark.tables.ddl import add_columns_statement, after_adding_statements
 from cbmm_spark.tables.locations import Address
 from cbmm_spark.tables.provenance import current_provenance
 from cbmm_spark.tables.retry import CONFLICTS, with_commit_retry
+from cbmm_spark.tables.snapshot import Commit, TableSnapshot, commits_of, delta_log, snapshot_of
 from cbmm_spark.tables.spec import Column as ColumnSpec
 from cbmm_spark.tables.spec import TableSpec
 
@@ -60,6 +62,7 @@ class Warehouse:
     def __init__(self, spark: SparkSession, root: str) -> None:
         self.spark = spark
         self._address = Address.parse(root)
+        self._kept: dict[tuple[str, str], tuple[int, str, pa.Table]] = {}
 
     @property
     def root(self) -> str:
@@ -139,10 +142,74 @@ class Warehouse:
         InputError
             As `exists`, or the table is missing.
         """
-        newest = self.delta(name).history(1).select("version").first()
-        if newest is None:
+        return self.snapshot(name).version
+
+    def snapshot(self, name: str) -> TableSnapshot:
+        """Version, identifier and columns of the last commit.
+
+        Raises
+        ------
+        InputError
+            As `exists`, or the table is missing.
+        """
+        found = self._looked_up(name)
+        if found is not None:
+            self._check_schema(found.schema, name, "is", may_lack_nullable=True)
+            return found
+        table = self.delta(name)
+        newest, detail = table.history(1).select("version").first(), table.detail().select("id").first()
+        if newest is None or detail is None:
             raise InputError(f"{self.location(name)} has no history; restore its _delta_log folder")
-        return int(newest["version"])
+        return TableSnapshot(int(newest["version"]), str(detail["id"]), table.toDF().schema)
+
+    def commits(self, name: str) -> Iterator[Commit]:
+        """Commits of a table, newest first, each read when it is asked for.
+
+        Raises
+        ------
+        InputError
+            As `exists`, or the table is missing.
+        """
+        newest = self.snapshot(name).version
+        return commits_of(self.spark, self._log(name), self._delta(name), newest)
+
+    def rows(self, name: str, *columns: str) -> pa.Table:
+        """Columns of a small table as Arrow, read once for each of its versions.
+
+        Whether there is a newer version is asked of Delta's log each time, so that what others commit is seen as by
+        `read`; the rows are read again only where there is one.
+
+        Parameters
+        ----------
+        name
+            A table of as many rows as runs or scales of runs, never of models, items or responses.
+        columns
+            Names or SQL expressions.
+
+        Raises
+        ------
+        InputError
+            As `read`.
+        """
+        key = (name, ", ".join(columns))
+        before = self.snapshot(name)
+        kept = self._kept.get(key)
+        if kept is not None and kept[:2] == (before.version, before.identifier):
+            return kept[2]
+        found = self.read(name).selectExpr(*columns).toArrow()
+        # Rows that somebody commits to during the reading may be those of a later version: read, and not kept.
+        if self.snapshot(name) == before:
+            self._kept[key] = (before.version, before.identifier, found)
+        return found
+
+    def _log(self, name: str) -> Any | None:
+        place = self.sql_name(name) if self._address.catalog else self.location(name)
+        return delta_log(self.spark, place, self._address.catalog)
+
+    def _looked_up(self, name: str) -> TableSnapshot | None:
+        """What the log says of the table; None where it does not tell or nothing is there."""
+        log = self._log(_spec(name).name)
+        return None if log is None else snapshot_of(self.spark, log)
 
     def read(self, name: str, version: int | None = None) -> DataFrame:
         """A table, in its last or a given version.
@@ -152,15 +219,19 @@ class Warehouse:
         InputError
             As `exists`, or the table or the version is missing.
         """
-        self._require(name)
         try:
-            loaded = self._load(name, version)
+            loaded = self._load(name, version) if version is not None or self._looked_up(name) is not None else None
+            if loaded is None:  # missing, or something else: said in words
+                self._require(name)
+                loaded = self._load(name)
+            self._check_schema(loaded.schema, name, "is", may_lack_nullable=True)
             lacking = self._lacking(loaded.schema, name)
             nulls = {c.name: F.lit(None).cast(c.field().dataType) for c in lacking}
             return loaded.withColumns(nulls) if nulls else loaded
         except PySparkException as error:
             if version is None:
                 raise
+            self._require(name)
             raise InputError(f"{self.location(name)} has no version {version}, or VACUUM removed its files") from error
 
     def look(self, name: str, version: int | None = None) -> DataFrame | None:
@@ -196,10 +267,8 @@ class Warehouse:
             return None
         table = self._delta(name)
         detail = table.detail().select("numFiles", "sizeInBytes").head()
-        newest = table.history(1).select("version").head()
         assert detail is not None
-        assert newest is not None
-        return {"version": newest["version"], "files": detail["numFiles"], "bytes": detail["sizeInBytes"]}
+        return {"version": self.version(name), "files": detail["numFiles"], "bytes": detail["sizeInBytes"]}
 
     def compact(self, name: str, metadata: Mapping[str, Any]) -> tuple[int, int]:
         """Put small files together (OPTIMIZE), in one commit that changes no row; none where nothing is small.
@@ -256,9 +325,7 @@ class Warehouse:
         InputError
             As `exists`, or the table is missing.
         """
-        row = self.delta(name).detail().select("id").first()
-        assert row is not None
-        return str(row["id"])
+        return self.snapshot(name).identifier
 
     def changes(self, name: str, first: int, last: int) -> DataFrame:
         """The rows that commits changed, as Delta's change data feed has them.
@@ -354,7 +421,8 @@ class Warehouse:
         """Replace all rows in one commit; parameters and errors are those of `append`.
 
         With `unless`, an application and its number, Delta skips the commit without a word if the application has
-        committed with that number or a higher one before.
+        committed with that number or a higher one before; and a conflict is not tried again here, but raised as Delta
+        raises it: the caller begins anew with another number (`with_commit_retry` around the whole).
         """
         self._write(df, name, metadata, lambda writer: writer.overwrite(F.lit(True)), unless)
 
@@ -380,9 +448,11 @@ class Warehouse:
             options |= {"txnAppId": unless[0], "txnVersion": str(unless[1])}
         try:
             with session_settings(self.spark, MICROSECONDS):
-                with_commit_retry(
-                    lambda: commit(ordered.writeTo(self.sql_name(name)).options(**options)), self.location(name)
-                )
+                writer = partial(ordered.writeTo, self.sql_name(name))
+                if unless is not None:  # a step of a larger whole, which its caller begins anew after a conflict
+                    commit(writer().options(**options))
+                else:
+                    with_commit_retry(lambda: commit(writer().options(**options)), self.location(name))
         except Py4JJavaError as error:  # Delta's own exceptions are not all known to PySpark
             violated = _VIOLATED.search(str(error))
             if violated is None:
@@ -402,6 +472,9 @@ class Warehouse:
 
     def _found_schema(self, name: str) -> StructType | None:
         """The schema of the Delta table, None where nothing is."""
+        known = self._looked_up(name)
+        if known is not None:
+            return known.schema
         try:
             if self._address.catalog:
                 if not self.spark.catalog.tableExists(self.sql_name(name)):

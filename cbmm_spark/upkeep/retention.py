@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.config.schema import RetentionConfig
-from cbmm_spark.runs.publish import delete_runs
-from cbmm_spark.runs.table import LATEST, RUN_TABLES, is_of_days, is_of_runs
+from cbmm_spark.runs.publish import HOLDING, delete_runs
+from cbmm_spark.runs.table import LATEST, RUN_TABLES, all_runs, is_of_days, is_of_runs
 from cbmm_spark.tables import Warehouse, with_commit_retry
 
 _REFERENCES = ("reference_run_id", "items_from_run_id")
@@ -49,7 +49,8 @@ class RetentionReport:
     freed_saved
         Runs whose saved abilities went, though the run stays.
     orphans
-        Runs of which rows were left though `runs` had them no more: what a killed run of retention leaves.
+        Runs of which rows were left that nobody reads: of runs that `runs` has no more (replaced ones, and what a
+        killed run of retention leaves), and results of runs that did not publish.
     """
 
     kept_nights: int
@@ -125,9 +126,9 @@ def apply_retention(warehouse: Warehouse, policy: RetentionConfig, today: dt.dat
     """Delete what the policy does not keep.
 
     The rows in `runs` go first, in one commit: from then on no reader that joins sees the nights. Then the rows of each
-    other table go, as those of every run that `runs` does not hold; killed in between, the next time does the rest.
-    Files stay until VACUUM, so a reader of a pinned version finds them as long as after any other commit. The tables
-    ``latest_*`` are not touched: the newest night always stays.
+    other table go, as those of every run that `runs` does not hold or that did not publish; killed in between, the next
+    time does the rest. Files stay until VACUUM, so a reader of a pinned version finds them as long as after any other
+    commit. The tables ``latest_*`` are not touched: the newest night always stays.
 
     Parameters
     ----------
@@ -165,12 +166,18 @@ def apply_retention(warehouse: Warehouse, policy: RetentionConfig, today: dt.dat
             still = f"(status = 'published' OR {_SEEN_AT} < DATE'{oldest.isoformat()}')"
             where = f"{still} AND {is_of_runs(going)}"
             with_commit_retry(lambda: warehouse.delta("runs").delete(where), warehouse.location("runs"))
-    known = {run_id for (run_id,) in warehouse.read("runs").select("run_id").collect()}
+    known = {run.run_id: run for run in all_runs(warehouse)}
+    # What publishing leaves behind: no reader that joins sees results of a run that did not publish.
+    unread = {run_id for run_id, run in known.items() if run.status not in HOLDING}
+    days_done = {run.scored_on for run in known.values() if run.status == "published"}
+    over = {run_id for run_id in unread if known[run_id].scored_on in days_done}  # nothing will go on from these
     orphans: set[str] = set()
     for name in tables:
-        gone = stored[name].keys() - known
+        gone = stored[name].keys() - known.keys()
+        if name in LATEST.values():
+            gone |= stored[name].keys() & unread
         orphans |= gone - going
-        unsaved = set(decided.unsaved) & stored[name].keys() if name == "run_abilities" else set()
+        unsaved = (set(decided.unsaved) | over) & stored[name].keys() if name == "run_abilities" else set()
         days = {day for run_id in gone for day in stored[name][run_id] if day is not None}
         delete_runs(warehouse, name, gone | unsaved, is_of_days(days) if days else "TRUE")
     report = RetentionReport(

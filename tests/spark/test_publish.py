@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from cbmm_spark.config.schema import RetentionConfig
 from cbmm_spark.errors import ConflictError, InputError
 from cbmm_spark.runs import publish as publishing
 from cbmm_spark.runs.claims import Heartbeat, Terms, renew, start_runs
@@ -29,6 +30,7 @@ from cbmm_spark.runs.publish import (
 )
 from cbmm_spark.runs.table import RunKey
 from cbmm_spark.tables import Warehouse
+from cbmm_spark.upkeep.retention import apply_retention
 from tests.spark.table_samples import NOON, frame, full_row
 
 MONDAY = dt.date(2026, 5, 11)
@@ -87,6 +89,11 @@ def night(warehouse: Warehouse, run_id: str, day: dt.date = MONDAY) -> None:
     publish(warehouse, run_id, day)
 
 
+def tidy(warehouse: Warehouse) -> None:
+    """What `maintain` does about rows that nobody reads."""
+    apply_retention(warehouse, RetentionConfig(), MONDAY)
+
+
 def counts(warehouse: Warehouse, name: str) -> dict[str, int]:
     """Rows by run."""
     return {row["run_id"]: row["count"] for row in warehouse.read(name).groupBy("run_id").count().collect()}
@@ -134,6 +141,7 @@ def test_a_night_and_its_replacement(empty: Warehouse) -> None:
     publish(warehouse, "second", MONDAY)
     assert visible(warehouse) == {"second": MODELS}
     assert statuses(warehouse) == {"second": "published"}
+    tidy(warehouse)
     for name in ("abilities", "item_parameters", "latest_abilities", "latest_item_parameters"):
         assert counts(warehouse, name) == {"second": MODELS}
     for name in ("run_scales", "run_abilities"):
@@ -162,7 +170,7 @@ def test_a_kill_at_any_point_of_publishing_is_repaired_by_the_next_run(
 ) -> None:
     write_more(warehouse, "old")
     before = "old"
-    for number, step in enumerate(("_publish_in_runs", "refresh_latest", "_remove_replaced"), start=1):
+    for number, step in enumerate(("_publish_in_runs", "refresh_latest", "_copy_to_latest"), start=1):
         run_id = f"run {number}"
         assert begin(warehouse, run_id) == (["run 1"] if number == 2 else [])
         write_all(warehouse, run_id)
@@ -177,15 +185,13 @@ def test_a_kill_at_any_point_of_publishing_is_repaired_by_the_next_run(
                 publish(warehouse, run_id, MONDAY)
         shown = before if step == "_publish_in_runs" else run_id
         assert visible(warehouse) == {shown: MODELS}
-        expected = run_id if step == "_remove_replaced" else "old"
-        assert (
-            counts(warehouse, "latest_abilities") == counts(warehouse, "latest_item_parameters") == {expected: MODELS}
-        )
+        assert counts(warehouse, "latest_abilities") == counts(warehouse, "latest_item_parameters") == {"old": MODELS}
     assert statuses(warehouse) == {"run 1": "failed", "run 3": "published"}
     assert counts(warehouse, "abilities") == dict.fromkeys(["old", "run 1", "run 2", "run 3"], MODELS)
 
     publish(warehouse, "run 3", MONDAY)
     assert visible(warehouse) == {"run 3": MODELS}
+    tidy(warehouse)
     for name in ("abilities", "item_parameters", "latest_abilities", "latest_item_parameters"):
         assert counts(warehouse, name) == {"run 3": MODELS}
     assert counts(warehouse, "run_abilities") == {"run 3": 1}
@@ -242,6 +248,7 @@ def test_publishing_leaves_the_rows_of_a_run_that_still_works(warehouse: Warehou
     write_all(warehouse, "two")
     publish(warehouse, "one", MONDAY)
     assert visible(warehouse) == {"one": MODELS}
+    tidy(warehouse)
     assert counts(warehouse, "abilities") == {"one": MODELS, "two": MODELS}
 
 
@@ -346,13 +353,15 @@ def test_several_days_are_published_in_one_commit_a_table(warehouse: Warehouse) 
     with pytest.raises(ConflictError, match="run sunday is not published: the day was taken over"):
         publishing.publish_runs(warehouse, keys, {"monday": '{"x": 1}'})
     assert visible(warehouse) == {"monday": 1, "tuesday": 1}
-    assert counts(warehouse, "abilities") == {"monday": 1, "tuesday": 1}
+    assert counts(warehouse, "abilities") == {"old": MODELS, "monday": 1, "tuesday": 1}
     assert counts(warehouse, "latest_abilities") == counts(warehouse, "latest_item_parameters") == {"tuesday": 1}
     gates = {row["run_id"]: row["gates"] for row in warehouse.read("runs").collect()}
     assert gates == {"monday": '{"x": 1}', "tuesday": None, "sunday": None, "other": None}
     commits = {name: warehouse.version(name) - version for name, version in before.items()}
-    # start, take over, publish; write, remove the replaced run, remove the run that gave way; refresh
-    assert commits == dict(zip(tables, (3, 3, 3, 1, 1), strict=True))
+    # start, take over, publish; write, remove the run that gave way; refresh
+    assert commits == dict(zip(tables, (3, 2, 2, 1, 1), strict=True))
+    tidy(warehouse)
+    assert counts(warehouse, "abilities") == {"monday": 1, "tuesday": 1}
     with pytest.raises(ValueError, match="days of their own"):
         start_runs(warehouse, [RunKey("a", MONDAY), RunKey("b", MONDAY)], "{}", 7)
 
