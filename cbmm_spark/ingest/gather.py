@@ -190,7 +190,7 @@ class _EncodeParts:
             n = 0
             for rows in self.read(part):
                 yield from encoder.add(rows, judge(rows, self.rules), part.number)
-                n += len(rows)
+                n = n + len(rows) if rows.next_position is None else rows.next_position
             yield encoder.part_done(part.source, part.number, n)
         yield from encoder.finish()
 

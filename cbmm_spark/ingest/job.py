@@ -27,7 +27,7 @@ from cbmm_spark.ingest.quarantine import Kept, Reread, keep_refused
 from cbmm_spark.ingest.report import Example, IngestReport, keep_report, members_before
 from cbmm_spark.readers.base import ReadOptions
 from cbmm_spark.readers.files import reading
-from cbmm_spark.readers.registry import read_source
+from cbmm_spark.readers.registry import open_source
 from cbmm_spark.spark.preflight import absolute
 from cbmm_spark.spark.scoped import describe_jobs
 from cbmm_spark.tables import Warehouse, add_provenance, recorded
@@ -123,7 +123,7 @@ def ingest(
     given = Given(path, format, benchmark, model, items, mapping)
     rules = (config if mapping is None else load_mapping(config, mapping)).ingest
     describe_jobs(spark, f"cbmm-spark ingest: look at {path}")
-    raw, name, reason = read_source(spark, path, format, given.options(rules))
+    raw, name, reason = open_source(spark, path, format, given.options(rules))
     return take_in(warehouse, rules, given, raw, (name, reason), fingerprint=fingerprint)
 
 

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark.config.load import load_mapping
 from cbmm_spark.config.schema import ColumnsConfig, Config, IngestConfig
 from cbmm_spark.errors import InputError
+from cbmm_spark.ingest.gather import Source
 from cbmm_spark.ingest.job import Given, check_utc, take_in
 from cbmm_spark.ingest.quarantine import Reread
 from cbmm_spark.ingest.quarantine_admin import Selection
@@ -27,7 +28,8 @@ from cbmm_spark.ingest.report import IngestReport
 from cbmm_spark.readers import jsonl
 from cbmm_spark.readers.base import RawFrame
 from cbmm_spark.readers.files import files_of
-from cbmm_spark.readers.registry import read_source
+from cbmm_spark.readers.registry import open_source
+from cbmm_spark.readers.rows import Scan
 from cbmm_spark.spark.preflight import table_name
 from cbmm_spark.tables import Warehouse, recorded
 
@@ -214,15 +216,21 @@ def _read_files(
     left: list[Left],
 ) -> list[IngestReport]:
     names = [str(each.name) for each in members]
-    raw, *format = read_source(spark, given.path, given.format, given.options(rules))
-    only = raw.frame.where(F.col("source").isin(names))
+    source, *format = open_source(spark, given.path, given.format, given.options(rules))
     note = f"only {len(names):,} of its files were read, those with selected rows in quarantine"
-    read = replace(raw, frame=only, notes=(*raw.notes, note))
+    read = replace(_only(source, names), notes=(*source.notes, note))
     # Formats of which whole rows are kept show a row as it is written, whatever the mapping.
     reread = Reread(names, by_text=format[0] in LONG)
     report = take_in(warehouse, rules, given, read, (format[0], format[1]), reread)
     left += [Left(source, rows, _LOST) for source, rows in sorted(report.lost.items())]
     return [report]
+
+
+def _only(source: Source, names: Sequence[str]) -> Source:
+    """A source without the files that are not named."""
+    if isinstance(source, Scan):
+        return replace(source, parts=[part for part in source.parts if part.source in names])
+    return replace(source, frame=source.frame.where(F.col("source").isin(list(names))))
 
 
 def _read_rows(

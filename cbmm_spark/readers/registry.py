@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import SparkSession
 
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.readers import (
@@ -38,8 +37,11 @@ from cbmm_spark.readers.base import (
     assign_roles,
 )
 from cbmm_spark.readers.files import look_at
-from cbmm_spark.readers.mapping import renamed
-from cbmm_spark.spark.preflight import table_name
+from cbmm_spark.readers.left import left_files, refuse_joined_objects, refuse_several
+from cbmm_spark.readers.listing import list_files
+from cbmm_spark.readers.local_sample import sample_of
+from cbmm_spark.readers.rows import Scan
+from cbmm_spark.spark.preflight import local_path, table_name
 
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
@@ -96,28 +98,40 @@ def read_source(spark: SparkSession, path: str, format: str, options: ReadOption
         raise ConfigError(f"unknown format {format}: use one of {', '.join(FORMATS)}")
     is_table = format in (*_FAMILIES, table.READER.name) and table_name(path) is not None
     sample = Sample(path, (), "", (), False, options.columns) if is_table else look_at(spark, path, options.columns)
+    if format not in READERS:
+        refuse_several(sample)
     name, reason = (format, "given") if format in READERS else _detect(sample, format, options)
-    return _renamed(READERS[name].read(spark, sample, options), options), name, reason
+    raw = READERS[name].read(spark, sample, options)
+    refuse_joined_objects(spark, path, name)
+    return replace(raw, notes=(*raw.notes, *left_files(sample, name))), name, reason
 
 
-def _renamed(raw: RawFrame, options: ReadOptions) -> RawFrame:
-    """Give models and benchmarks the names that `[ingest.models]` and `[ingest.benchmarks]` store them under."""
-    models, benchmarks = options.rules.models, options.rules.benchmarks
-    if not (models or benchmarks):
-        return raw
+def open_source(spark: SparkSession, path: str, format: str, options: ReadOptions) -> tuple[RawFrame | Scan, str, str]:
+    """Find out the format of a source as `read_source` does, and read it without Spark where that can be.
 
-    def change(frame: DataFrame) -> DataFrame:
-        # The reader's own conditions are on its names: they are evaluated before these change.
-        frame = frame.withColumns({f"_default_{i}": c for i, c in enumerate(raw.defaults.values())})
-        return frame.withColumns(
-            {"_named_model": F.col("model_id"), "_named_benchmark": F.col("benchmark"),
-             "model_id": renamed(F.col("model_id"), models), "benchmark": renamed(F.col("benchmark"), benchmarks)}
-        )  # fmt: skip
+    That is long Parquet on a disk; whatever else there is, Spark reads.
 
-    defaults = {name: F.col(f"_default_{i}") for i, name in enumerate(raw.defaults)}
-    for kind, given, stored in (("model", "_named_model", "model_id"), ("benchmark", "_named_benchmark", "benchmark")):
-        defaults[f"{kind} renamed by ingest.{kind}s"] = ~F.col(given).eqNullSafe(F.col(stored))
-    return replace(raw.changed(change), defaults=defaults)
+    Parameters and errors are those of `read_source`. Models and benchmarks have the names that the source gives them.
+    """
+    sample = _local_parquet(path, options) if format in ("auto", "long", "parquet") else None
+    if sample is not None:
+        told = (format, "given") if format == "parquet" else _detect(sample, format, options)
+        scan = READERS[told[0]].scan
+        if scan is not None:
+            return scan(sample, options), *told
+    return read_source(spark, path, format, options)
+
+
+def _local_parquet(path: str, options: ReadOptions) -> Sample | None:
+    """A look at local files that are all named as Parquet; None where there is anything else."""
+    local = None if table_name(path) is not None else local_path(path)
+    if local is None or not path.strip() or not local.exists():
+        return None
+    listing = list_files(path)
+    names = [file.name.lower() for file in listing.files]
+    if listing.is_delta or not names or not all(name.endswith((".parquet", ".pq")) for name in names):
+        return None
+    return sample_of(listing, options.columns)
 
 
 def _detect(sample: Sample, family: str, options: ReadOptions) -> tuple[str, str]:
@@ -152,5 +166,6 @@ __all__ = [
     "ReadOptions",
     "Reader",
     "Sample",
+    "open_source",
     "read_source",
 ]

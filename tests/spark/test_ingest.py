@@ -500,7 +500,7 @@ def test_one_id_with_two_contents_stops_the_input(
     rows = [("m1", "i1", "1", "h1"), ("m1", "i2", "1", "h2"), ("m2", "i1", "0", "other"), ("m2", "i3", "1", None)]
     parts = [rows] if nights == 1 else [rows[:2], rows[2:]]
     waiting = [with_contents(spark, part) for part in parts]
-    monkeypatch.setattr(module, "read_source", lambda *_: (waiting.pop(0), "test", "given"))
+    monkeypatch.setattr(module, "open_source", lambda *_: (waiting.pop(0), "test", "given"))
     for _ in range(nights - 1):
         ingest(spark, warehouse, Config(), "x")
     with pytest.raises(InputError, match=r"another content .*1 of 'b' \(such as 'i1'\).*nothing was written"):
@@ -525,7 +525,7 @@ def test_a_benchmark_with_two_contents_is_stopped_and_the_others_are_taken_in(
     waiting = [with_contents(spark, earlier, "torn")] if earlier else []
     whole = with_contents(spark, good, "whole").frame
     waiting.append(RawFrame(with_contents(spark, last, "torn").frame.unionByName(whole)))
-    monkeypatch.setattr(module, "read_source", lambda *_: (waiting.pop(0), "test", "given"))
+    monkeypatch.setattr(module, "open_source", lambda *_: (waiting.pop(0), "test", "given"))
     for _ in range(nights - 1):
         ingest(spark, warehouse, Config(), "x")
     before = Counter(row["benchmark"] for row in warehouse.read("responses").collect()) if nights == 2 else Counter()
