@@ -74,7 +74,10 @@ def delta_log(spark: SparkSession, place: str, by_name: bool) -> Any | None:
     try:
         if by_name:
             return DeltaTable.forName(spark, place)._jdt.deltaLog()
-        return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, place)
+        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, place)
+        # Delta remembers a log: of a table whose folder is gone it would go on telling what was.
+        folder = log.logPath()
+        return log if folder.getFileSystem(log.newDeltaHadoopConf()).exists(folder) else None
     except (Py4JError, TypeError):  # TypeError: a package where a class is looked for
         return None
 

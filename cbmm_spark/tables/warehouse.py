@@ -268,7 +268,10 @@ class Warehouse:
         table = self._delta(name)
         detail = table.detail().select("numFiles", "sizeInBytes").head()
         assert detail is not None
-        return {"version": self.version(name), "files": detail["numFiles"], "bytes": detail["sizeInBytes"]}
+        known = self._looked_up(name)  # not `version`, which refuses a table of an earlier version
+        newest = None if known is not None else table.history(1).select("version").first()
+        version = known.version if known is not None else newest["version"] if newest is not None else None
+        return {"version": version, "files": detail["numFiles"], "bytes": detail["sizeInBytes"]}
 
     def compact(self, name: str, metadata: Mapping[str, Any]) -> tuple[int, int]:
         """Put small files together (OPTIMIZE), in one commit that changes no row; none where nothing is small.
