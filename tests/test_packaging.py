@@ -60,7 +60,7 @@ def test_a_packed_file_is_found_in_a_zip_and_its_copy_goes_with_the_process(tmp_
 
 
 def test_a_file_that_was_not_packed_is_named() -> None:
-    with pytest.raises(FileNotFoundError, match="lacks nothing.properties"):
+    with pytest.raises(FileNotFoundError, match=r"lacks nothing\.properties"):
         session.packed_file("nothing.properties")
 
 

@@ -25,10 +25,10 @@ from cbmm_spark.ingest.merge import commit_batch
 from cbmm_spark.ingest.quarantine import Reread, keep_refused
 from cbmm_spark.ingest.report import Example, IngestReport, keep_report
 from cbmm_spark.ingest.rules import validate
+from cbmm_spark.locations import absolute
 from cbmm_spark.readers.base import RawFrame, ReadOptions
 from cbmm_spark.readers.files import reading
 from cbmm_spark.readers.registry import read_source
-from cbmm_spark.spark.preflight import absolute
 from cbmm_spark.spark.scoped import describe_jobs, session_settings
 from cbmm_spark.tables import Warehouse, add_provenance, recorded
 

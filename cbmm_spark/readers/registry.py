@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import ConfigError, InputError
+from cbmm_spark.locations import table_name
 from cbmm_spark.readers import (
     delimited,
     delta,
@@ -39,7 +40,6 @@ from cbmm_spark.readers.base import (
 )
 from cbmm_spark.readers.files import look_at
 from cbmm_spark.readers.mapping import renamed
-from cbmm_spark.spark.preflight import table_name
 
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
