@@ -46,11 +46,12 @@ bench: $(STAMPS)/test $(STAMPS)/jars
 dist: $(STAMPS)/package dist/cbmm_spark.zip
 	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-dist/cbmm_spark.zip: $(shell find cbmm_spark -name '*.py')
+# Code and the files it reads: what the wheel holds as package data must be here too (tests/test_packaging.py).
+dist/cbmm_spark.zip: $(shell find cbmm_spark -name '*.py' -o -name '*.properties')
 	@mkdir -p dist && rm -f $@
-	@$(PYTHON) -c "import pathlib, zipfile; \
+	@$(PYTHON) -c "import pathlib, sys, zipfile; \
 	archive = zipfile.ZipFile('$@', 'w', zipfile.ZIP_DEFLATED); \
-	[archive.write(path) for path in sorted(pathlib.Path('cbmm_spark').rglob('*.py'))]; archive.close()"
+	[archive.write(path) for path in sorted(sys.argv[1:])]; archive.close()" $^
 
 ## make setup        only set up
 setup: $(STAMPS)/test $(STAMPS)/jars

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cbmm_spark import locations
 from cbmm_spark.cli.arguments import MAINTAIN_STEPS, NIGHT_STEPS, build_parser
 from cbmm_spark.config import load as configuration
 from cbmm_spark.config.schema import Config, SimulateConfig
 from cbmm_spark.console.progress import Progress, silence
 from cbmm_spark.errors import CbmmError, ConfigError, InputError, is_disk_full
 from cbmm_spark.history.dates import parse_dates
-from cbmm_spark.spark import preflight
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,16 +110,16 @@ def _simulate(given: argparse.Namespace) -> int:
 
 
 def _check_out(out: Path) -> None:
-    if out.exists() and not out.is_dir():
+    if locations.is_there(out) and not out.is_dir():
         raise ConfigError(f"--out {out} is a file: give a folder")
-    preflight.check_writable(str(out))
+    locations.check_writable(str(out))
 
 
 def _ingest(given: argparse.Namespace) -> int:
     config = _config(given)
     check_input(given.input)
     _check_about_source(given, config)
-    preflight.check_writable(config.warehouse)
+    locations.check_writable(config.warehouse)
     with Progress(given.output) as progress, _spark(config, "cbmm-spark ingest") as spark:
         from cbmm_spark.ingest.job import ingest
         from cbmm_spark.ingest.report import complaint
@@ -197,7 +197,7 @@ def _rescore(given: argparse.Namespace) -> int:
     config = _config(given)
     if given.only_new and given.items_from is None:
         raise ConfigError("--only-new needs --items-from RUN_ID: the run whose items the new models are scored against")
-    preflight.check_writable(config.warehouse)
+    locations.check_writable(config.warehouse)
     check_warehouse(config.warehouse)
     truth = _truth(given.truth)
     with Progress(given.output) as progress, _spark(config, "cbmm-spark rescore") as spark:
@@ -214,7 +214,7 @@ def _rescore(given: argparse.Namespace) -> int:
 def _backfill(given: argparse.Namespace) -> int:
     config = _config(given)
     wanted = _wanted_dates(given)
-    preflight.check_writable(config.warehouse)
+    locations.check_writable(config.warehouse)
     check_warehouse(config.warehouse)
     with Progress(given.output) as progress, _spark(config, "cbmm-spark backfill") as spark:
         from cbmm_spark.history.job import Request, backfill
@@ -256,7 +256,7 @@ def _wanted_dates(given: argparse.Namespace) -> list[datetime.date] | None:
 
     path = Path(given.dates)
     try:
-        is_file = path.is_file()
+        is_file = locations.is_there(path) and path.is_file()
         text = path.read_text(encoding="utf-8") if is_file else given.dates
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--dates {given.dates} cannot be read: {error}") from None
@@ -268,7 +268,7 @@ def _nightly(given: argparse.Namespace) -> int:
     steps = _steps(given, NIGHT_STEPS)
     if "ingest" in steps and not config.nightly.sources:
         raise ConfigError("there is nothing to ingest: add [[nightly.sources]] to the configuration, or --skip ingest")
-    preflight.check_writable(config.warehouse)
+    locations.check_writable(config.warehouse)
     if "ingest" not in steps:
         check_warehouse(config.warehouse)
     from cbmm_spark.cli.night_command import Figures, run_night
@@ -291,8 +291,8 @@ def _nightly(given: argparse.Namespace) -> int:
 
 def _status(given: argparse.Namespace) -> int:
     config = _config(given)
-    path = preflight.warehouse_path(config.warehouse)
-    if path is not None and not path.is_dir():
+    path = locations.warehouse_path(config.warehouse)
+    if path is not None and not (locations.is_there(path) and path.is_dir()):
         raise InputError(f"the warehouse {config.warehouse} does not exist: give its place with --warehouse")
     with Progress(given.output) as progress, _spark(config, "cbmm-spark status") as spark:
         from cbmm_spark.tables import Warehouse
@@ -312,12 +312,12 @@ def _maintain(given: argparse.Namespace) -> int:
         from cbmm_spark.upkeep.backup import check_tables
 
         check_tables(given.tables)
-    path = preflight.warehouse_path(config.warehouse)
-    if path is not None and not path.is_dir():
+    path = locations.warehouse_path(config.warehouse)
+    if path is not None and not (locations.is_there(path) and path.is_dir()):
         raise InputError(f"the warehouse {config.warehouse} does not exist: give its place with --warehouse")
-    preflight.check_writable(config.warehouse)
+    locations.check_writable(config.warehouse)
     if given.backup is not None:
-        preflight.check_writable(given.backup)
+        locations.check_writable(given.backup)
     with Progress(given.output) as progress, _spark(config, "cbmm-spark maintain") as spark:
         from cbmm_spark.tables import Warehouse
         from cbmm_spark.upkeep import maintain
@@ -348,7 +348,7 @@ def _steps(given: argparse.Namespace, known: Sequence[str]) -> tuple[str, ...]:
 
 def _root(warehouse: str) -> str:
     """The warehouse with a local folder made absolute: Delta takes no table by a relative path."""
-    path = preflight.warehouse_path(warehouse)
+    path = locations.warehouse_path(warehouse)
     return warehouse if path is None else str(path.absolute())
 
 
@@ -393,16 +393,16 @@ def check_input(location: str, noun: str = "input") -> None:
     InputError
         It does not.
     """
-    path = None if preflight.table_name(location) is not None else preflight.local_path(location)
+    path = None if locations.table_name(location) is not None else locations.local_path(location)
     if path is None:
         return
     text = str(path)
-    found = [path] if path.exists() else [Path(each) for each in glob.iglob(text)]
+    found = [path] if locations.is_there(path) else [Path(each) for each in glob.iglob(text)]
     if not found:
         if "\\" in text or "{" in text:  # parts of a pattern that only Spark knows
             return
-        raise InputError(f"the {noun} {location} does not exist{preflight.hint_on_names(location)}")
-    if path.is_dir():
+        raise InputError(f"the {noun} {location} does not exist{locations.hint_on_names(location)}")
+    if found == [path] and path.is_dir():
         if next(path.iterdir(), None) is None:
             raise InputError(f"the {noun} folder {location} is empty")
     elif all(each.is_file() and each.stat().st_size == 0 for each in found):
@@ -417,8 +417,8 @@ def check_warehouse(warehouse: str) -> None:
     InputError
         It has not.
     """
-    path = preflight.warehouse_path(warehouse)
-    if path is not None and not (path / "responses").exists():
+    path = locations.warehouse_path(warehouse)
+    if path is not None and not locations.is_there(path / "responses"):
         raise InputError(f"the warehouse {warehouse} has no table responses: run `cbmm-spark ingest --input …` first")
 
 

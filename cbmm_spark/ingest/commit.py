@@ -236,7 +236,8 @@ class _Commit:
             return None
         row = told.slice(0, 1).to_pylist()[0]
         keys = self._named(np.frombuffer(row[column], dtype=np.int64, offset=1))
-        item, attempt = keys[0]
+        item = keys[0][0]
+        attempt = max(attempt for name, attempt in keys if name == item) if column == "several" else keys[0][1]
         return key_in_words(row["benchmark"], row["name"], item, attempt)
 
     def _named(self, places: npt.NDArray[np.int64]) -> list[tuple[str, int]]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from cbmm_spark.ingest.rules import NO_DATE, Column, Judged
+from cbmm_spark.ingest.rules import NO_DATE, Coded, Judged
 from cbmm_spark.readers.rows import Rows
 
 I64 = npt.NDArray[np.int64]
@@ -124,7 +124,7 @@ class _Names:
     def __iter__(self) -> Iterator[str]:
         return iter(self._numbers)
 
-    def of(self, column: Column) -> npt.NDArray[np.int32]:
+    def of(self, column: Coded) -> npt.NDArray[np.int32]:
         """The number of each row's name; that of a null name means nothing."""
         mine = np.zeros(len(column.values) + 1, dtype=np.int32)
         for at, name in enumerate(column.values):

@@ -25,10 +25,10 @@ from cbmm_spark.ingest.gather import Source, gather, refused_of, texts_of
 from cbmm_spark.ingest.known import known_names
 from cbmm_spark.ingest.quarantine import Kept, Reread, keep_refused
 from cbmm_spark.ingest.report import Example, IngestReport, keep_report, members_before
+from cbmm_spark.locations import absolute
 from cbmm_spark.readers.base import ReadOptions
 from cbmm_spark.readers.files import reading
 from cbmm_spark.readers.registry import open_source
-from cbmm_spark.spark.preflight import absolute
 from cbmm_spark.spark.scoped import describe_jobs
 from cbmm_spark.tables import Warehouse, add_provenance, recorded
 
@@ -196,7 +196,7 @@ def take_in(
         at("report")
     report = _report(given, source, format, gathered.batch, checked, outcome, kept, ingest_id)
     # Without a fingerprint the next night reads it again, however often.
-    members = None if reread is not None else batch.members
+    members = batch.members.with_earlier(before) if asks else None
     keep_report(warehouse, report, started, None if checked.stopped else fingerprint, members)
     return report
 

@@ -38,6 +38,12 @@ class Members:
             _lost(self.items, before.items, files),
         )
 
+    def with_earlier(self, before: Members | None) -> Members:
+        """These and those of before: what was held once stays stored, so that it is missed until it is back."""
+        if before is None:
+            return self
+        return Members(_joined(self.models, before.models), _joined(self.items, before.items))
+
     def packed(self) -> bytes:
         """As bytes."""
         names = sorted(set().union(*self.models.values(), *self.items.values()))
@@ -58,6 +64,10 @@ class Members:
             models[file, benchmark] = frozenset(names[at] for at in _sums(its_models))
             items[file, benchmark] = frozenset(names[at] for at in _sums(its_items))
         return cls(models, items)
+
+
+def _joined(one: Mapping[Key, frozenset[str]], other: Mapping[Key, frozenset[str]]) -> dict[Key, frozenset[str]]:
+    return {key: one.get(key, frozenset()) | other.get(key, frozenset()) for key in one.keys() | other.keys()}
 
 
 def _lost(

@@ -25,12 +25,12 @@ from cbmm_spark.ingest.job import Given, check_utc, take_in
 from cbmm_spark.ingest.quarantine import Reread
 from cbmm_spark.ingest.quarantine_admin import Selection
 from cbmm_spark.ingest.report import IngestReport
+from cbmm_spark.locations import table_name
 from cbmm_spark.readers import jsonl
 from cbmm_spark.readers.base import RawFrame
 from cbmm_spark.readers.files import files_of
 from cbmm_spark.readers.registry import open_source
 from cbmm_spark.readers.rows import Scan
-from cbmm_spark.spark.preflight import table_name
 from cbmm_spark.tables import Warehouse, recorded
 
 _ISO = "yyyy-MM-dd'T'HH:mm:ss[.SSS][XXX]"  # how Spark writes a time into JSON

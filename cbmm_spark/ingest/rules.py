@@ -77,14 +77,14 @@ _FRACTIONS = {
 
 
 @dataclass(frozen=True)
-class Column:
+class Coded:
     """A column by its distinct values: `values[codes[i]]` is that of row i; code −1 is null."""
 
     codes: Codes
     values: Sequence[str]
 
     @classmethod
-    def of(cls, array: pa.Array) -> Column:
+    def of(cls, array: pa.Array) -> Coded:
         """Take a column of texts apart."""
         coded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
         codes = coded.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
@@ -104,11 +104,11 @@ class Column:
         missing = self.codes < 0
         return missing if missing.any() else None
 
-    def renamed(self, names: Mapping[str, str]) -> tuple[Column, Flags | None]:
+    def renamed(self, names: Mapping[str, str]) -> tuple[Coded, Flags | None]:
         """The column under the names that values are stored under, and the rows that this changed."""
         changed = self.where(lambda value: names.get(value, value) != value)
         return (
-            (self, None) if changed is None else (Column(self.codes, [names.get(v, v) for v in self.values]), changed)
+            (self, None) if changed is None else (Coded(self.codes, [names.get(v, v) for v in self.values]), changed)
         )
 
 
@@ -134,14 +134,14 @@ class Judged:
         What was assumed where the source does not say it, and about how many rows.
     """
 
-    model: Column
-    benchmark: Column
-    item: Column
-    source: Column
+    model: Coded
+    benchmark: Coded
+    item: Coded
+    source: Coded
     attempt: npt.NDArray[np.int32]
     score: npt.NDArray[np.float64]
     date: npt.NDArray[np.int64]
-    content: Column | None
+    content: Coded | None
     reason: npt.NDArray[np.int8]
     defaults: Mapping[str, int]
 
@@ -179,9 +179,9 @@ def judge(rows: Rows, rules: IngestConfig) -> Judged:
     ConfigError
         A pattern of dates cannot be read.
     """
-    model, new_model = Column.of(rows.model_id).renamed(rules.models)
-    benchmark, new_benchmark = Column.of(rows.benchmark).renamed(rules.benchmarks)
-    item = Column.of(rows.item_id)
+    model, new_model = Coded.of(rows.model_id).renamed(rules.models)
+    benchmark, new_benchmark = Coded.of(rows.benchmark).renamed(rules.benchmarks)
+    item = Coded.of(rows.item_id)
     names = {"model": model, "benchmark": benchmark, "item": item}
     defaults = {name: _how_many(flags, len(rows)) for name, flags in rows.defaults.items()}
     for kind, changed in (("model", new_model), ("benchmark", new_benchmark)):
@@ -216,11 +216,11 @@ def judge(rows: Rows, rules: IngestConfig) -> Judged:
         model=model,
         benchmark=benchmark,
         item=item,
-        source=Column.of(rows.source),
+        source=Coded.of(rows.source),
         attempt=attempt,
         score=score,
         date=date,
-        content=None if rows.content_hash is None else Column.of(rows.content_hash),
+        content=None if rows.content_hash is None else Coded.of(rows.content_hash),
         reason=reason,
         defaults={name: count for name, count in defaults.items() if count},
     )
@@ -240,7 +240,7 @@ def _read_problem(problem: pa.Array | None, reason: npt.NDArray[np.int8]) -> Fla
     """Write the reader's own problems over all other reasons; return the rows that have one."""
     if problem is None or problem.null_count == len(problem):
         return np.zeros(reason.size, dtype=np.bool_)
-    column = Column.of(problem)
+    column = Coded.of(problem)
     codes = np.array([*(_CODE[name] for name in column.values), _ACCEPTED], dtype=np.int8)[column.codes]
     told = codes != _ACCEPTED
     reason[told] = codes[told]
@@ -263,7 +263,7 @@ def _has_space_around(name: str) -> bool:
 
 # --- scores --------------------------------------------------------------------------------------------------------
 def _read_score(
-    array: pa.Array, rules: IngestConfig, benchmark: Column, defaults: dict[str, int]
+    array: pa.Array, rules: IngestConfig, benchmark: Coded, defaults: dict[str, int]
 ) -> tuple[npt.NDArray[np.float64], Flags | None]:
     """The score (NaN: no verdict; infinite where so written), and where it cannot be read.
 
@@ -275,7 +275,7 @@ def _read_score(
         if full is not None and not pa.types.is_boolean(array.type):
             score = score / full
         return score + 0.0, None  # + 0.0 turns -0.0 into 0.0
-    column = Column.of(array)
+    column = Coded.of(array)
     texts = [value.strip(_BLANKS).lower() for value in column.values]
     meanings = [_meaning(text, rules.status) for text in texts]
     score = np.array([*(value for value, _, _ in meanings), np.nan])[column.codes]
@@ -304,7 +304,7 @@ def _meaning(text: str, status: Mapping[str, Any]) -> tuple[float, bool, bool]:
     return math.nan, False, text not in _NO_VERDICT and text not in by_name
 
 
-def _full_score(rules: IngestConfig, benchmark: Column) -> npt.NDArray[np.float64] | None:
+def _full_score(rules: IngestConfig, benchmark: Coded) -> npt.NDArray[np.float64] | None:
     """The score that means fully solved, by row; None where it is 1 throughout.
 
     An entry holds for a benchmark with its version, or for all versions.
@@ -321,7 +321,7 @@ def _full_score(rules: IngestConfig, benchmark: Column) -> npt.NDArray[np.float6
 def _read_attempt(array: pa.Array) -> tuple[npt.NDArray[np.int32], Flags | None]:
     """The attempt from 0, and where it is no such number ("2.0", as pandas writes it, is one)."""
     if _is_text(array.type):
-        column = Column.of(array)
+        column = Coded.of(array)
         texts = [value.strip(_BLANKS) for value in column.values]
         of_values = [float(text) if _INTEGER.fullmatch(text) else math.nan for text in texts]
         number = np.array([*of_values, math.nan])[column.codes]
@@ -346,7 +346,7 @@ def _read_date(
         return np.full(len(array), NO_DATE, dtype=np.int64), None
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return _as_microseconds(array), None
-    column = Column.of(array if _is_text(kind) else array.cast(pa.string()))
+    column = Coded.of(array if _is_text(kind) else array.cast(pa.string()))
     texts = [value.strip(_BLANKS) for value in column.values]
     read = [patterns.read(text) if text else None for text in texts]
     date = np.array([*(NO_DATE if value is None else value for value in read), NO_DATE], dtype=np.int64)[column.codes]
@@ -385,4 +385,4 @@ def _as_microseconds(array: pa.Array) -> npt.NDArray[np.int64]:
     return np.where(missing, NO_DATE, floor) if missing.any() else np.asarray(floor)
 
 
-__all__ = ["NO_DATE", "REASONS", "Column", "Judged", "judge"]
+__all__ = ["NO_DATE", "REASONS", "Coded", "Judged", "judge"]

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from cbmm_spark import __version__
 from cbmm_spark.config.schema import IngestConfig, SourceConfig
 from cbmm_spark.errors import InputError
+from cbmm_spark.locations import PATTERN, table_name
 from cbmm_spark.readers.files import binary_files, reading
-from cbmm_spark.spark import preflight
 from cbmm_spark.tables import Warehouse
 from cbmm_spark.tables.warehouse import first_line
 
@@ -106,11 +106,11 @@ def look_for(spark: SparkSession, location: str) -> Listing | None:
         It is there and cannot be listed.
     """
     try:
-        table = preflight.table_name(location)
+        table = table_name(location)
         if table is not None:
             return _table(spark, table) if spark.catalog.tableExists(table) else None
         # A pattern names files, never a Delta table.
-        if not preflight.PATTERN.intersection(location) and DeltaTable.isDeltaTable(spark, location):
+        if not PATTERN.intersection(location) and DeltaTable.isDeltaTable(spark, location):
             return Listing(_version(DeltaTable.forPath(spark, location)))
         return _files(binary_files(spark, location))
     except (PySparkException, Py4JJavaError) as error:

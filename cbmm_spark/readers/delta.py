@@ -8,9 +8,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import InputError
+from cbmm_spark.locations import absolute
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample, assign_roles, canonical, row_as_json
 from cbmm_spark.readers.files import reading
-from cbmm_spark.spark.preflight import absolute
 
 
 def _detect(sample: Sample) -> str | None:

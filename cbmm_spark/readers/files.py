@@ -17,8 +17,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from cbmm_spark.config.schema import ColumnsConfig
 from cbmm_spark.errors import InputError
+from cbmm_spark.locations import AS_IN_A_NAME, hint_on_names
 from cbmm_spark.readers.base import Sample
-from cbmm_spark.spark.preflight import AS_IN_A_NAME, hint_on_names
 
 _LONGEST_FIRST_LINE = 16 << 20  # characters: the header of a wide table with 100,000 long names fits
 _BEGINNING = 200  # lines

@@ -10,10 +10,10 @@ from pyspark.sql import types as T  # noqa: N812
 
 from cbmm_spark.config.schema import ColumnsConfig
 from cbmm_spark.errors import InputError
+from cbmm_spark.locations import table_name
 from cbmm_spark.readers import delimited
 from cbmm_spark.readers.base import Sample, column
 from cbmm_spark.readers.files import all_files, look_at, reading, whole_files
-from cbmm_spark.spark.preflight import table_name
 
 NAMES = ("item", "item_id", "instance_id")
 """Columns or keys that hold an item's id, in order of preference."""

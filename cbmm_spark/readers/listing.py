@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from cbmm_spark.errors import InputError
-from cbmm_spark.spark.preflight import AS_IN_A_NAME, hint_on_names
+from cbmm_spark.locations import AS_IN_A_NAME, hint_on_names
 
 _SIGNS = frozenset("*?[]{}\\")
 # What `java.net.URI` leaves as it is in a path, which is how Spark makes the names of files.
@@ -120,7 +120,7 @@ def list_files(location: str) -> Listing:
 
 def uri(path: str) -> str:
     """Return the name that Spark gives to a file on a local disk (`_metadata.file_path`)."""
-    return "file://" + "".join(_quoted(path))
+    return "file:" + "".join(_quoted(path))
 
 
 def _quoted(path: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from pyspark.sql import SparkSession
 
 from cbmm_spark.errors import ConfigError, InputError
+from cbmm_spark.locations import local_path, table_name
 from cbmm_spark.readers import (
     delimited,
     delta,
@@ -41,7 +42,6 @@ from cbmm_spark.readers.left import left_files, refuse_joined_objects, refuse_se
 from cbmm_spark.readers.listing import list_files
 from cbmm_spark.readers.local_sample import sample_of
 from cbmm_spark.readers.rows import Scan
-from cbmm_spark.spark.preflight import local_path, table_name
 
 READERS: Mapping[str, Reader] = MappingProxyType(
     {

@@ -11,10 +11,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from cbmm_spark.errors import InputError
+from cbmm_spark.locations import table_name
 from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample
 from cbmm_spark.readers.delta import whole_table
 from cbmm_spark.readers.files import reading
-from cbmm_spark.spark.preflight import table_name
 
 _NOT_PINNED = "not a Delta table: nothing may write to it during the ingest"
 _NO_HISTORY = ("DELTA_", "EXPECT_TABLE_NOT_VIEW", "EXPECT_PERMANENT_TABLE", "UNSUPPORTED_FEATURE")

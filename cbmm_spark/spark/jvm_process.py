@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 JVM_CHATTER = ("WARNING: ", "Picked up JAVA_TOOL_OPTIONS", "Picked up JDK_JAVA_OPTIONS", "NOTE: Picked up")
 """Starts of lines the Java launcher itself prints and no logging configuration reaches: Spark asks for an incubator
-module, and Java announces that at each start. Spark's own lines begin with a date (conf/log4j2.properties)."""
+module, and Java announces that at each start. Spark's own lines begin with a date (log4j2.properties)."""
 
 VACUUM_CHATTER = re.compile(r"(Deleted|Found) \d+ files? .*director")
 """What Delta's VACUUM prints about itself, past all logging; `maintain` says what was done."""

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from cbmm_spark.errors import ConfigError
 
@@ -21,22 +20,6 @@ OLDEST_JAVA = 17
 INSTALL_JAVA = (
     "install a Java of 17 or newer (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; "
     "Fedora: dnf install java-21-openjdk-headless; macOS: brew install openjdk@17)"
-)
-_FILE_ENDINGS = (
-    "csv",
-    "tsv",
-    "tab",
-    "txt",
-    "json",
-    "jsonl",
-    "ndjson",
-    "parquet",
-    "pq",
-    "gz",
-    "bz2",
-    "zst",
-    "eval",
-    "log",
 )
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -131,70 +114,6 @@ def check_local_python() -> None:
 
 def _this_python() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-PATTERN = frozenset("*?[{")
-"""Signs that make a location a pattern of file names."""
-
-AS_IN_A_NAME = "; brackets, braces, * and ? are a pattern, write \\ before those that belong to a name"
-
-
-def hint_on_names(location: str) -> str:
-    """What to add to a message that nothing is behind a location: how to write names that look like patterns."""
-    return AS_IN_A_NAME if PATTERN.intersection(location) else ""
-
-
-def local_path(location: str) -> Path | None:
-    """The path behind a location on a local disk, None where it is a URI of another scheme."""
-    parts = urlsplit(location)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    if "://" in location or (len(parts.scheme) > 1 and parts.path.startswith("/")):
-        return None
-    return Path(location)
-
-
-def absolute(location: str) -> str:
-    """A location that means the same from any working folder: local paths are made absolute."""
-    path = None if table_name(location) is not None else local_path(location)
-    return location if path is None or path.is_absolute() else str(path.absolute())
-
-
-def table_name(location: str) -> str | None:
-    """The name of the catalog's table that an input is, None where it is a path.
-
-    `table:NAME` is always a table, `catalog.schema.table` is one unless a file has that name or it ends as files do.
-    """
-    prefix = "table:"
-    if location.startswith(prefix) and location != prefix:
-        return location.removeprefix(prefix)
-    parts = re.fullmatch(r"\w+\.\w+\.(\w+)", location)
-    if parts is None or parts.group(1).lower() in _FILE_ENDINGS or Path(location).exists():
-        return None
-    return location
-
-
-def warehouse_path(warehouse: str) -> Path | None:
-    """The folder of a warehouse on a local disk, None where it is elsewhere or a `catalog.schema`."""
-    return None if re.fullmatch(r"\w+\.\w+", warehouse) else local_path(warehouse)
-
-
-def check_writable(warehouse: str) -> None:
-    """See that a warehouse on a local disk can be created or written.
-
-    Raises
-    ------
-    ConfigError
-        Its nearest existing parent is not a folder or not writable.
-    """
-    path = warehouse_path(warehouse)
-    if path is None:
-        return
-    existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
-    if not existing.is_dir():
-        raise ConfigError(f"the warehouse {warehouse} cannot be used: {existing} is not a folder; name another one")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"the warehouse {warehouse} cannot be written: no permission to write to {existing}")
 
 
 def check_session(spark: SparkSession) -> None:

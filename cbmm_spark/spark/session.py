@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import signal
 import sys
 import threading
+from contextlib import ExitStack
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -165,7 +168,7 @@ def _with_quiet_logs(options: str) -> str:
     """Java options with our logging configuration, unless they name another."""
     if "log4j2.configurationFile" in options:
         return options
-    return f"-Dlog4j2.configurationFile={conf_file('log4j2.properties').as_uri()} {options}".strip()
+    return f"-Dlog4j2.configurationFile={packed_file('log4j2.properties').as_uri()} {options}".strip()
 
 
 def local_cores(master: str) -> int | None:
@@ -179,17 +182,20 @@ def local_cores(master: str) -> int | None:
     return int(matched.group(1)) * int(matched.group(2)) if matched else None
 
 
-def conf_file(name: str) -> Path:
-    """Path of a file of `conf/`, in an installed package or in a checkout.
+@cache
+def packed_file(name: str) -> Path:
+    """Path of a file that stands beside this module, in a checkout, an installed package, or a zip on Python's path.
+
+    Out of a zip it is copied to a temporary file, which is removed when the process ends.
 
     Raises
     ------
     FileNotFoundError
         There is no such file.
     """
-    installed = Path(str(resources.files("cbmm_spark"))) / "conf" / name
-    checkout = Path(__file__).parents[2] / "conf" / name
-    for path in (installed, checkout):
-        if path.is_file():
-            return path.absolute()
-    raise FileNotFoundError(name)
+    there = resources.files("cbmm_spark.spark").joinpath(name)
+    if not there.is_file():
+        raise FileNotFoundError(f"the package lacks {name}: it was not packed as `make dist` packs it")
+    kept = ExitStack()
+    atexit.register(kept.close)
+    return kept.enter_context(resources.as_file(there)).absolute()

@@ -1,6 +1,10 @@
 """Every Delta table of the project: what it looks like, and how it is created, read and written.
 
 This package is the only place that knows table schemas.
+
+- In: The place of a warehouse, frames to be written.
+- Out: Frames of its tables.
+- May import: errors, faultpoints, config, locations, spark, console.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from pyspark.sql.types import StructType
 
 from cbmm_spark.errors import ConfigError, InputError
+from cbmm_spark.locations import Address
 from cbmm_spark.spark.scoped import session_settings
 from cbmm_spark.tables.catalogue import SPECS
 from cbmm_spark.tables.ddl import add_columns_statement, after_adding_statements, create_statement
-from cbmm_spark.tables.locations import Address
 from cbmm_spark.tables.provenance import current_provenance
 from cbmm_spark.tables.retry import CONFLICTS, with_commit_retry
 from cbmm_spark.tables.snapshot import Commit, TableSnapshot, commits_of, delta_log, snapshot_of

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import NO_CODEGEN, QUICK_JVM
 from tests.jobs.commands import Done, Run
+from tests.zipped import zipped_package
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -44,11 +44,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="session")
 def package_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package as `make dist` zips it for --py-files."""
-    path = tmp_path_factory.mktemp("dist") / "cbmm_spark.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for each in sorted((ROOT / "cbmm_spark").rglob("*.py")):
-            archive.write(each, each.relative_to(ROOT))
-    return path
+    return zipped_package(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="session")

@@ -56,5 +56,5 @@ def test_what_is_not_there_is_refused(tmp_path: Path, given: str, told: str) -> 
 
 def test_names_are_encoded_as_java_does() -> None:
     assert uri('/a b%#?[]{}^|"<>\\`é😀\u00a0+;:@') == (
-        "file:///a%20b%25%23%3F%5B%5D%7B%7D%5E%7C%22%3C%3E%5C%60é😀%C2%A0+;:@"
+        "file:/a%20b%25%23%3F%5B%5D%7B%7D%5E%7C%22%3C%3E%5C%60é😀%C2%A0+;:@"
     )

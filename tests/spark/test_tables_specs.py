@@ -8,11 +8,11 @@ import pytest
 from delta.exceptions.base import ConcurrentAppendException
 
 from cbmm_spark.errors import ConfigError, ConflictError
+from cbmm_spark.locations import Address
 from cbmm_spark.tables import SPECS, TableSpec, with_commit_retry
 from cbmm_spark.tables import retry as retry_module
 from cbmm_spark.tables.ddl import create_statement, literal
 from cbmm_spark.tables.document import document
-from cbmm_spark.tables.locations import Address
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PUBLIC = {
