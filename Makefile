@@ -13,7 +13,7 @@ CLEAN_ENV := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup rescore test test-faults test-pages lint bench dist clean
+.PHONY: help setup rescore test test-faults test-pages nightly-tests lint bench dist clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ test-faults: $(STAMPS)/test $(STAMPS)/jars
 ## make test-pages   the commands of every page of docs/formats, from the first to a scored leaderboard
 test-pages: $(STAMPS)/test $(STAMPS)/jars
 	@$(BIN)/python -m pytest -m pages $(PYTEST_ARGS)
+
+## make nightly-tests  both of the above, the second also where the first fails: for a job at night
+nightly-tests: $(STAMPS)/test $(STAMPS)/jars
+	@code=0; for part in faults pages; do $(BIN)/python -m pytest -m $$part $(PYTEST_ARGS) || code=1; done; exit $$code
 
 ## make lint         ruff and mypy
 lint: $(STAMPS)/test

@@ -9,9 +9,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -34,9 +34,41 @@ def input_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, without a Java anywhere: what ends early must not even look for it."""
-    return subprocess.run(
+class Ended(NamedTuple):
+    """How the command ended and what it said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """`run("ingest", …)`: the command in this process, where nothing may ask for a session or find a Java."""
+
+    def refuse(*_arguments: object) -> NoReturn:
+        pytest.fail("a session was asked for")
+
+    monkeypatch.setattr(cli, "_spark", refuse)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+
+    def call(*arguments: str) -> Ended:
+        try:
+            code = cli.main(arguments)
+        except SystemExit as ended:  # argparse, after what it was asked to print
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        return Ended(code, *capfd.readouterr())
+
+    return call
+
+
+def run_alone(*arguments: str) -> Ended:
+    """The command in a process of its own, without a Java anywhere."""
+    done = subprocess.run(
         [sys.executable, "-m", "cbmm_spark.cli.main", *arguments],
         env={"PYTHONPATH": str(ROOT), "PATH": "/nowhere", "HOME": os.environ.get("HOME", "/")},
         capture_output=True,
@@ -44,6 +76,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=60,
     )
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 COMMANDS = ("simulate", "ingest", "quarantine", "rescore", "backfill", "nightly", "status", "maintain")
@@ -125,7 +158,7 @@ REFUSED = [
     ("arguments", "code", "said"), REFUSED, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
 def test_what_cannot_work_ends_early_with_one_line_and_writes_nothing(
-    tmp_path: Path, arguments: list[str], code: int, said: str
+    tmp_path: Path, run: Run, arguments: list[str], code: int, said: str
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty.csv").touch()
@@ -133,7 +166,8 @@ def test_what_cannot_work_ends_early_with_one_line_and_writes_nothing(
     (tmp_path / "broken.toml").write_text("[solver", encoding="utf-8")
     (tmp_path / "unknown.toml").write_text("[solver]\ntolerence = 1.0\n", encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
-    done = run(*arguments)
+    # The check for a Java is the first step of starting one: that takes a process without a session.
+    done = run_alone(*arguments) if said == "Java was not found" else run(*arguments)
     assert done.returncode == code
     assert done.stdout == ""
     assert done.stderr.startswith("cbmm-spark: ")
@@ -154,13 +188,13 @@ def test_no_heavy_library_is_loaded_before_the_checks() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in COMMANDS)])
-def test_help_is_help(arguments: list[str]) -> None:
+def test_help_is_help(run: Run, arguments: list[str]) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert "usage: cbmm-spark" in done.stdout
 
 
-def test_every_key_of_the_simulation_is_an_option() -> None:
+def test_every_key_of_the_simulation_is_an_option(run: Run) -> None:
     said = run("simulate", "--help").stdout
     for each in dataclasses.fields(SimulateConfig):
         assert f"--{each.name.replace('_', '-')} " in said
@@ -169,7 +203,7 @@ def test_every_key_of_the_simulation_is_an_option() -> None:
 def test_version() -> None:
     from cbmm_spark import __version__
 
-    assert run("--version").stdout == f"cbmm-spark {__version__}\n"
+    assert run_alone("--version").stdout == f"cbmm-spark {__version__}\n"
 
 
 @dataclasses.dataclass(frozen=True)
