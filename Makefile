@@ -24,7 +24,7 @@ rescore: $(STAMPS)/jars
 
 ## make test         set up and run the whole test-suite (PYTEST_ARGS="-k config" for a part of it)
 test: $(STAMPS)/test $(STAMPS)/jars
-	@$(BIN)/python -m pytest -m "not faults and not pages" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not faults and not pages" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 ## make test-faults  the tests that kill drivers and executors
 test-faults: $(STAMPS)/test $(STAMPS)/jars

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cbmm_spark.tables import Warehouse
+    from tests.spark.table_copies import TableCopies
 
 # On a busy machine a test case takes as long as it takes; a slow one is no defect.
 hypothesis.settings.register_profile("cbmm-spark", deadline=None)
@@ -33,6 +34,9 @@ NO_CODEGEN = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.
 # Two sessions on two cores: a collector that marks beside the program takes a sixth of their processor time, and in a
 # session of many minutes the optimising compiler is worth its own.
 SERIAL_JVM = "-XX:+UseSerialGC"
+
+# A session grows to this in any case: beginning with it spares collections on the way there.
+ROOMY_JVM = f"{SERIAL_JVM} -Xms1g -Xmn600m -XX:MetaspaceSize=320m"
 
 # For a JVM of a minute: the optimising compiler never earns its time back. Without it the JVM sets 48 MB aside for
 # compiled code instead of 240; a full one stops compiling and says so on standard error.
@@ -54,13 +58,22 @@ TEST_SPARK = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.maxResultSize": "512m",
     **SHORT_MEMORY,
-    "spark.driver.extraJavaOptions": SERIAL_JVM,
+    "spark.driver.extraJavaOptions": ROOMY_JVM,
     **NO_CODEGEN,
 }
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def table_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TableCopies]:
+    """Tables of a kind are created once in a process and copied afterwards."""
+    from tests.spark.table_copies import TableCopies
+
+    with TableCopies(tmp_path_factory.mktemp("tables")).in_use() as copies:
+        yield copies
+
+
+@pytest.fixture(scope="session")
+def spark(table_copies: TableCopies) -> Iterator[SparkSession]:
     """The one session of this process: two local cores, Delta, UTC, few partitions."""
     from cbmm_spark.config.schema import Config, SparkConfig
     from cbmm_spark.spark.session import build_session, stop_session
@@ -136,6 +149,12 @@ def cluster_environment() -> dict[str, str]:
 
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "SPARK_HOME": str(Path(pyspark.__file__).parent), "PYTHONPATH": path}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that need Spark come first: the short ones after them are what two workers end together with."""
+    dear = {item.path for item in items if {"spark", "console", "submit"} & set(getattr(item, "fixturenames", ()))}
+    items.sort(key=lambda item: item.path not in dear)
 
 
 def pytest_unconfigure() -> None:

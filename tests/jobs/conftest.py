@@ -1,17 +1,25 @@
-"""Running the commands as a user runs them: in a process of its own, through the console command or spark-submit."""
+"""Running the commands as a user runs them: through the console command, in a process of its own where the process is
+what is looked at, or through spark-submit."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from cbmm_spark.cli import main as cli
 from tests.conftest import NO_CODEGEN, QUICK_JVM
 from tests.jobs.commands import Done, Run
 from tests.zipped import zipped_package
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -37,6 +45,24 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(command: str, *arguments: str, **env: str) -> Done:
         program = [sys.executable, "-m", "cbmm_spark.cli.main", command, *arguments]
         return finished(program + small, environment(**env), elsewhere)
+
+    return run
+
+
+@pytest.fixture
+def here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """`here("ingest", …)`: the console command in this process, on the session of the tests; paths must be whole."""
+
+    @contextlib.contextmanager
+    def this_session(*_arguments: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(cli, "_spark", this_session)
+
+    def run(command: str, *arguments: str) -> Done:
+        capfd.readouterr()
+        code = cli.main([command, *arguments])
+        return Done(code, *capfd.readouterr())
 
     return run
 

@@ -1,4 +1,4 @@
-"""Bad input through the console command: code 2 or 3, one clear line, nothing written."""
+"""Bad input through the console command: code 2 or 3, one clear line, nothing written (the process: test_submit)."""
 
 from __future__ import annotations
 
@@ -29,28 +29,26 @@ def only_a_header(folder: Path) -> Path:
 
 @pytest.mark.parametrize("make", [without_columns, not_parquet, only_a_header])
 def test_an_input_that_holds_no_responses_is_one_line_and_writes_nothing(
-    console: Run, tmp_path: Path, make: object
+    here: Run, tmp_path: Path, make: object
 ) -> None:
     path = make(tmp_path)  # type: ignore[operator]
-    done = console("ingest", "--input", str(path), "--warehouse", str(tmp_path / "warehouse"))
+    done = here("ingest", "--input", str(path), "--warehouse", str(tmp_path / "warehouse"))
     assert path.name in done.refused(3)
     assert done.out == ""
     assert not (tmp_path / "warehouse").exists()
 
 
-def test_a_format_that_does_not_exist_is_refused_with_those_that_do(
-    console: Run, history: Path, tmp_path: Path
-) -> None:
-    done = console(
+def test_a_format_that_does_not_exist_is_refused_with_those_that_do(here: Run, history: Path, tmp_path: Path) -> None:
+    done = here(
         "ingest", "--input", str(history / "history.parquet"), "--format", "xlsx", "--warehouse", str(tmp_path / "w")
     )
     assert "long" in done.refused(2)
     assert not (tmp_path / "w").exists()
 
 
-def test_a_warehouse_whose_table_is_no_delta_table_is_refused(console: Run, tmp_path: Path) -> None:
+def test_a_warehouse_whose_table_is_no_delta_table_is_refused(here: Run, tmp_path: Path) -> None:
     (tmp_path / "w" / "responses").mkdir(parents=True)
     (tmp_path / "w" / "responses" / "readme.txt").write_text("not a table", encoding="utf-8")
     before = sorted((tmp_path / "w").rglob("*"))
-    assert "responses" in console("rescore", "--warehouse", str(tmp_path / "w")).refused(3)
+    assert "responses" in here("rescore", "--warehouse", str(tmp_path / "w")).refused(3)
     assert sorted((tmp_path / "w").rglob("*")) == before

@@ -135,7 +135,7 @@ def check_text(done: Done, warehouse: Path) -> None:
     assert "{" not in done.out
 
 
-def test_the_same_night_again_changes_nothing_and_replaces_the_day(night: Nights, console: Run, history: Path) -> None:
+def test_the_same_night_again_changes_nothing_and_replaces_the_day(night: Nights, here: Run, history: Path) -> None:
     at = ("--warehouse", str(night.warehouse))
     before = {
         row["model_id"]: row["ability"]
@@ -143,11 +143,11 @@ def test_the_same_night_again_changes_nothing_and_replaces_the_day(night: Nights
         if row["scale"] == "overall"
     }
     version = DeltaTable(str(night.warehouse / "responses")).version()
-    again = console("ingest", *at, "--input", str(history / "history.parquet"))
+    again = here("ingest", *at, "--input", str(history / "history.parquet"))
     (report,) = again.events("ingested")
     assert (again.code, report["unchanged"], report["new"]) == (0, report["accepted"], 0)
     assert DeltaTable(str(night.warehouse / "responses")).version() == version
-    done = console("rescore", *at, "--as-of", "2026-11-29", "--output", "text", "--set", "rescore.top=5")
+    done = here("rescore", *at, "--as-of", "2026-11-29", "--output", "text", "--set", "rescore.top=5")
     check_text(done, night.warehouse)
     after = {
         row["model_id"]: row["ability"]
@@ -158,9 +158,9 @@ def test_the_same_night_again_changes_nothing_and_replaces_the_day(night: Nights
     assert len(rows(night.warehouse, "latest_abilities")) == 3 * 60
 
 
-def test_a_fit_that_does_not_converge_is_code_4_and_publishes_nothing(night: Nights, console: Run) -> None:
+def test_a_fit_that_does_not_converge_is_code_4_and_publishes_nothing(night: Nights, here: Run) -> None:
     before = rows(night.warehouse, "latest_abilities")
-    done = console("rescore", "--warehouse", str(night.warehouse), "--set", "solver.max_iterations=1")
+    done = here("rescore", "--warehouse", str(night.warehouse), "--set", "solver.max_iterations=1")
     assert "did not converge" in done.refused(4)
     assert sorted(map(str, rows(night.warehouse, "latest_abilities"))) == sorted(map(str, before))
     assert sorted(str(row["status"]) for row in rows(night.warehouse, "runs"))[0] == "not_converged"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
@@ -129,6 +132,26 @@ def cells_of_parts(parts: Mapping[str, Matrix]) -> dict[tuple[str, int, int], tu
         for name, part in parts.items()
         for model, item in zip(*(index.tolist() for index in np.nonzero(part.attempts)), strict=True)
     }
+
+
+def as_others_read(warehouse: Warehouse, name: str, *columns: str) -> list[dict[str, Any]]:
+    """Columns of a table's rows, its files found by delta-rs and read by PyArrow: without a Spark job."""
+    found: list[dict[str, Any]] = []
+    for uri in DeltaTable(warehouse.location(name)).file_uris():
+        found += pq.ParquetFile(uri.removeprefix("file://")).read(list(columns)).to_pylist()
+    return found
+
+
+def collected(warehouse: Warehouse, name: str) -> list[Any]:
+    """All rows of a table, read by Spark once for each of its versions."""
+    log = Path(warehouse.location(name)) / "_delta_log"
+    key = (warehouse.location(name), max(int(path.stem) for path in log.glob("*.json")))
+    if key not in _COLLECTED:
+        _COLLECTED[key] = warehouse.read(name).collect()
+    return list(_COLLECTED[key])
+
+
+_COLLECTED: dict[tuple[str, int], list[Any]] = {}
 
 
 class Heard:

@@ -26,7 +26,7 @@ from cbmm_spark.results.published_scale import on_published_scale
 from cbmm_spark.runs.publish import last_published
 from cbmm_spark.tables import SPECS, Warehouse
 from tests.kernels.layouts import blocks_of
-from tests.spark.helpers import DAY, Heard, Matrix, store
+from tests.spark.helpers import DAY, Heard, Matrix, collected, store
 from tests.spark.table_samples import frame, full_row
 
 CONFIG = Config(pack=PackConfig(items_per_block=32), solver=SolverConfig(partitions=2))
@@ -79,8 +79,8 @@ class Nights(NamedTuple):
     reports: list[RescoreReport]
 
     def rows(self, name: str, report: RescoreReport, **where: Any) -> list[Any]:
-        found = self.warehouse.read(name).where(F.col("run_id") == report.run_id).collect()
-        return [r for r in found if all(r[key] == value for key, value in where.items())]
+        where |= {"run_id": report.run_id}
+        return [r for r in collected(self.warehouse, name) if all(r[key] == value for key, value in where.items())]
 
     def scales(self, report: RescoreReport) -> dict[str, Any]:
         return {r["scale"]: r for r in self.rows("run_scales", report)}

@@ -17,6 +17,7 @@ from cbmm_spark.runs.publish import finish_runs, publish_runs, published_abiliti
 from cbmm_spark.runs.table import RunKey
 from cbmm_spark.tables import SPECS, Warehouse
 from cbmm_spark.upkeep.retention import apply_retention
+from tests.spark.helpers import as_others_read
 from tests.spark.table_samples import DAY, frame, full_row
 
 FEW = RetentionConfig(keep_nights=2, keep_monthly=0, keep_saved_nights=1, keep_failed_days=5)
@@ -88,7 +89,7 @@ class Killed(BaseException):
 
 
 def stored(warehouse: Warehouse, name: str) -> set[str]:
-    return {row["run_id"] for row in warehouse.read(name).select("run_id").distinct().collect()}
+    return {row["run_id"] for row in as_others_read(warehouse, name, "run_id")}
 
 
 def test_retention_survives_a_kill_and_shows_nothing_half(

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from cbmm_spark.runs.publish import (
 from cbmm_spark.runs.table import RunKey
 from cbmm_spark.tables import Warehouse
 from cbmm_spark.upkeep.retention import apply_retention
+from tests.spark.helpers import as_others_read
+from tests.spark.table_copies import TableCopies
 from tests.spark.table_samples import NOON, frame, full_row
 
 MONDAY = dt.date(2026, 5, 11)
@@ -96,7 +99,7 @@ def tidy(warehouse: Warehouse) -> None:
 
 def counts(warehouse: Warehouse, name: str) -> dict[str, int]:
     """Rows by run."""
-    return {row["run_id"]: row["count"] for row in warehouse.read(name).groupBy("run_id").count().collect()}
+    return dict(Counter(row["run_id"] for row in as_others_read(warehouse, name, "run_id")))
 
 
 def visible(warehouse: Warehouse) -> dict[str, int]:
@@ -105,7 +108,7 @@ def visible(warehouse: Warehouse) -> dict[str, int]:
 
 
 def statuses(warehouse: Warehouse) -> dict[str, str]:
-    return {row["run_id"]: row["status"] for row in warehouse.read("runs").collect()}
+    return {row["run_id"]: row["status"] for row in as_others_read(warehouse, "runs", "run_id", "status")}
 
 
 def test_a_night_and_its_replacement(empty: Warehouse) -> None:
@@ -253,7 +256,7 @@ def test_publishing_leaves_the_rows_of_a_run_that_still_works(warehouse: Warehou
 
 
 def test_of_two_runs_at_once_at_the_first_creation_of_the_tables_one_has_the_day(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, table_copies: TableCopies, tmp_path: Path
 ) -> None:
     """Case N4."""
     gate = threading.Barrier(2)
@@ -268,10 +271,11 @@ def test_of_two_runs_at_once_at_the_first_creation_of_the_tables_one_has_the_day
             refused.append((run_id, error))
 
     threads = [threading.Thread(target=start, args=(run_id,)) for run_id in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with table_copies.set_aside():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     ((loser, error),) = refused
     winner = "b" if loser == "a" else "a"
     assert isinstance(error, ConflictError)

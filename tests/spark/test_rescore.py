@@ -25,7 +25,7 @@ from cbmm_spark.runs.publish import last_published, published
 from cbmm_spark.tables import SPECS, Warehouse
 from tests.kernels.layouts import blocks_of, drawn
 from tests.oracles import fit_lbfgsb, load_matrix
-from tests.spark.helpers import DAY, Heard, Matrix, store
+from tests.spark.helpers import DAY, Heard, Matrix, collected, store
 
 CONFIG = Config(pack=PackConfig(items_per_block=16), solver=SolverConfig(partitions=2))
 ONE_SCALE = Config(pack=PackConfig(items_per_block=16), scales=ScalesConfig(per_benchmark=False))
@@ -45,8 +45,7 @@ class Night(NamedTuple):
     heard: Heard
 
     def rows(self, name: str, **where: Any) -> list[Any]:
-        found = self.warehouse.read(name).collect()
-        return [r for r in found if all(r[key] == value for key, value in where.items())]
+        return [r for r in collected(self.warehouse, name) if all(r[key] == value for key, value in where.items())]
 
 
 def leaderboard() -> dict[str, Matrix]:

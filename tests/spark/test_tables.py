@@ -22,9 +22,17 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.tables import SPECS, Warehouse
 from cbmm_spark.tables.ddl import create_statement, literal
+from tests.spark.table_copies import TableCopies
 from tests.spark.table_samples import DAY, frame, full_row, sparse_row
 
 STRANGE = "wäre hoüse ' ` \" %20 100% [x] {y} 日本 #?&"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def created_by_delta(table_copies: TableCopies) -> Iterator[None]:
+    """Here tables are what Delta makes of their specification, none a copy."""
+    with table_copies.set_aside():
+        yield
 
 
 @pytest.fixture(scope="module")
