@@ -19,7 +19,7 @@ from cbmm_spark.cli import main as cli
 from cbmm_spark.config.schema import SimulateConfig
 from cbmm_spark.errors import CbmmError, ConfigError, ConflictError, InputError, NotConvergedError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)

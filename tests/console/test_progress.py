@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cbmm_spark.console.progress import Progress, as_json_line
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Terminal(io.StringIO):

@@ -20,7 +20,7 @@ from cbmm_spark.config.load import load, load_mapping
 from cbmm_spark.config.schema import Config, SolverConfig
 from cbmm_spark.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = [each.name for each in dataclasses.fields(Config) if each.name != "warehouse"]
 
 
