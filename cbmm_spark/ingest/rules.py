@@ -107,9 +107,7 @@ class Coded:
     def renamed(self, names: Mapping[str, str]) -> tuple[Coded, Flags | None]:
         """The column under the names that values are stored under, and the rows that this changed."""
         changed = self.where(lambda value: names.get(value, value) != value)
-        return (
-            (self, None) if changed is None else (Coded(self.codes, [names.get(v, v) for v in self.values]), changed)
-        )
+        return (self, None) if changed is None else (Coded(self.codes, [names.get(v, v) for v in self.values]), changed)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from cbmm_spark.config.schema import IngestConfig
+from cbmm_spark.ingest import gather
+from cbmm_spark.ingest.rules import NO_DATE, judge
 from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame, ReadOptions
 from cbmm_spark.readers.registry import read_source
 
@@ -15,6 +21,8 @@ HARD_NAMES = ("007", "1.0", "Org/X:1 (beta)#2+3@4%", 'say "hi", twice', "two\nli
               "a,b;c\td|e", "x" * 300, "A whole sentence. And another one?", "{}", "[1]", "é", "e\u0301",
               " padded ")  # fmt: skip
 
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Read = Callable[..., tuple[RawFrame, str, str]]
 """The fixture `read`."""
@@ -44,3 +52,25 @@ def defaults_of(raw: RawFrame) -> dict[str, int]:
     counted = [F.count_if(condition).alias(f"c{at}") for at, condition in enumerate(raw.defaults.values())]
     counts = dict(zip(raw.defaults, raw.frame.agg(*counted).head() or (), strict=True)) if counted else {}
     return {name: count for name, count in counts.items() if count}
+
+
+def validate(frame: DataFrame, rules: IngestConfig) -> DataFrame:
+    """Judge the rows of a raw frame, as ingest does, one by one: names, attempt, score and reason."""
+    narrow = frame.select(*gather._COLUMNS).toArrow().combine_chunks()
+    rows = gather.rows_of(pa.RecordBatch.from_arrays([c.combine_chunks() for c in narrow.columns], narrow.column_names))
+    judged = judge(rows, rules)
+    told = [
+        {
+            "model_id": rows.model_id[at].as_py(),
+            "benchmark": rows.benchmark[at].as_py(),
+            "item_id": rows.item_id[at].as_py(),
+            "score": None if math.isnan(judged.score[at]) else float(judged.score[at]),
+            "evaluated_at": None
+            if judged.date[at] == NO_DATE
+            else EPOCH + timedelta(microseconds=int(judged.date[at])),
+            "reason": None if judged.reason[at] < 0 else judged.reason_of(at),
+        }
+        for at in range(len(rows))
+    ]
+    schema = "model_id string, benchmark string, item_id string, score double, evaluated_at timestamp, reason string"
+    return frame.sparkSession.createDataFrame(told, schema)

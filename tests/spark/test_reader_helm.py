@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 
 from cbmm_spark.config.schema import METRICS, IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.ingest.rules import validate
-from tests.spark.reader_samples import HARD_NAMES, defaults_of, read_with, rows_of
+from tests.spark.reader_samples import HARD_NAMES, defaults_of, read_with, rows_of, validate
 
 RUN = "mmlu:subject=college physics,method=joint,model=org_x+y (1)"
 TYPOS = {"name": "typos", "robustness": True, "prob": 0.1}

@@ -13,8 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config.schema import IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.ingest.rules import validate
-from tests.spark.reader_samples import HARD_NAMES, defaults_of, read_with, rows_of
+from tests.spark.reader_samples import HARD_NAMES, defaults_of, read_with, rows_of, validate
 
 NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60)
 

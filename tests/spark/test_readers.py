@@ -24,10 +24,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark.cli.main import check_input
 from cbmm_spark.config.schema import IngestConfig
 from cbmm_spark.errors import ConfigError, InputError
-from cbmm_spark.ingest.rules import validate
 from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame, ReadOptions
 from cbmm_spark.readers.registry import READERS, read_source
-from tests.spark.reader_samples import defaults_of
+from tests.spark.reader_samples import defaults_of, validate
 
 LONG = {"model": ["007", "m2"], "item": ["i1", "i,2"], "correct": [1, 0]}
 Read = Callable[..., tuple[RawFrame, str, str]]
