@@ -39,7 +39,7 @@ from cbmm_spark.ingest.bring_together import (
 from cbmm_spark.ingest.buckets import bucket_of_benchmark
 from cbmm_spark.ingest.encode import unpack_numbers, unpack_scores
 from cbmm_spark.ingest.gather import Gathered, Undecided
-from cbmm_spark.ingest.known import Known, dated, known_names
+from cbmm_spark.ingest.known import Known, dated, known_names, read_again
 from cbmm_spark.ingest.numbering import ITEMS, MODELS, number_new, widen
 from cbmm_spark.ingest.reconcile import BECAME, CORRECTED, REDATED
 from cbmm_spark.ingest.rules import NO_DATE
@@ -286,15 +286,15 @@ class _Commit:
     def _registered(self, pairs: pa.Table, dates: pa.Table, known: Known) -> Known:
         """Number the names that have none and widen dates; return what holds then."""
         spark = self.warehouse.spark
-        was_numbered = False
+        numbered = []
         for dimension, table in ((MODELS, known.model_changes(pairs)), (ITEMS, known.item_changes(self.batch, dates))):
             new, wider = table
             if new.num_rows:
                 number_new(self.warehouse, dimension, spark.createDataFrame(new), self.note)
-                was_numbered = True
+                numbered.append(dimension.table)
             if wider.num_rows:
                 widen(self.warehouse, dimension, spark.createDataFrame(wider), self.note)
-        return known_names(self.warehouse, self.batch) if was_numbered else known
+        return read_again(self.warehouse, self.batch, known, numbered)
 
     def _rows(self, rows: DataFrame, known: Known, tasks: int) -> DataFrame:
         """The rows of `responses` that are to be written, with `is_new`."""

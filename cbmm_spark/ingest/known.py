@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -136,15 +136,29 @@ def content_text(hashed: int) -> str:
 def known_names(warehouse: Warehouse, batch: Batch) -> Known:
     """Read what is stored of a batch's names."""
     models, model_dates, all_models = _known_models(warehouse, batch)
+    no_dates = np.zeros(0, dtype=np.int64)
+    known = Known(models, model_dates, np.zeros(0, dtype=np.int32), no_dates, no_dates, {}, all_models, ())
+    return _with_items(warehouse, batch, known)
+
+
+def read_again(warehouse: Warehouse, batch: Batch, known: Known, tables: Collection[str]) -> Known:
+    """Read those of the two tables again that changed."""
+    if "models" in tables:
+        models, model_dates, all_models = _known_models(warehouse, batch)
+        known = replace(known, models=models, model_dates=model_dates, all_models=all_models)
+    return _with_items(warehouse, batch, known) if "items" in tables else known
+
+
+def _with_items(warehouse: Warehouse, batch: Batch, known: Known) -> Known:
     item_index = np.zeros(batch.n_items, dtype=np.int32)
     first_dates, last_dates = np.full((2, batch.n_items), NO_DATE)
     content: dict[int, str] = {}
+    benchmarks: set[str] = set()
     number_of = {
         (benchmark, name): items.first + at
         for benchmark, items in batch.items.items()
         for at, name in enumerate(items.names)
     }
-    benchmarks: set[str] = set()
     for benchmark, name, index, first, last, hashed in _stored_items(warehouse, batch):
         benchmarks.add(benchmark)
         item = number_of.get((benchmark, name))
@@ -152,7 +166,14 @@ def known_names(warehouse: Warehouse, batch: Batch) -> Known:
             item_index[item], first_dates[item], last_dates[item] = index, first, last
             if hashed is not None:
                 content[item] = hashed
-    return Known(models, model_dates, item_index, first_dates, last_dates, content, all_models, sorted(benchmarks))
+    return replace(
+        known,
+        item_index=item_index,
+        first_dates=first_dates,
+        last_dates=last_dates,
+        content=content,
+        all_benchmarks=sorted(benchmarks),
+    )
 
 
 def _known_models(warehouse: Warehouse, batch: Batch) -> tuple[dict[str, int], dict[str, tuple[int, int]], list[str]]:

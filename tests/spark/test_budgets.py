@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
 from cbmm_spark.config.schema import Config, ScalesConfig
+from cbmm_spark.ingest.job import ingest
 from cbmm_spark.packing.job import pack
 from cbmm_spark.rescoring.job import RunOptions, rescore
 from cbmm_spark.tables import Warehouse
@@ -24,7 +26,7 @@ from tests.spark.helpers import Heard, Matrix, store
 
 PACK = 8
 RESCORE = 30
-# Ingest has its budget here too, once it is built.
+INGEST = 12
 
 WITH_THE_FIT = ("iterate", "sweep")
 CONFIG = dataclasses.replace(Config(), scales=ScalesConfig(per_benchmark=False))
@@ -86,3 +88,24 @@ def test_what_is_packed_already_costs_one_query(spark: SparkSession, small: Ware
     before = queries.last()
     assert not pack(spark, small, CONFIG).repacked
     assert len(queries.since(before)) <= 1
+
+
+def test_a_small_ingest_stays_within_its_budget(spark: SparkSession, warehouse: Warehouse, tmp_path: Path) -> None:
+    """New models on known items, with a row that is refused, and then the same again."""
+
+    def night(number: int, *more: tuple[str, str, int]) -> str:
+        rows = [(f"m{number}{m}", f"i{i}", (m + i + number) % 2) for m in range(3) for i in range(8)]
+        table = pd.DataFrame([*rows, *more], columns=["model", "item", "correct"])
+        table["date"] = pd.Timestamp("2026-01-01") + pd.Timedelta(days=number)
+        path = tmp_path / f"{number}.parquet"
+        table.to_parquet(path)
+        return str(path)
+
+    ingest(spark, warehouse, Config(), night(1, ("m ", "i1", 1)))
+    queries = Queries(spark)
+    for path, new in ((night(2, ("m ", "i1", 1)), 24), (str(tmp_path / "2.parquet"), 0)):
+        before = queries.last()
+        report = ingest(spark, warehouse, Config(), path)
+        found = queries.since(before)
+        assert (report.new, report.refused) == (new, 1)
+        assert 0 < len(found) <= INGEST, found
