@@ -159,8 +159,10 @@ def untouched(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.usefixtures("untouched")
 def test_nothing_is_left_behind(spark: SparkSession, parts: dict[str, Matrix]) -> None:
+    names = ("spark.sql.adaptive.enabled", "spark.sql.execution.arrow.maxRecordsPerBatch")
+    before = [spark.conf.get(name, None) for name in names]
     with SparkBlocks(spark, tiles_in_memory(spark, {"gaps": parts["gaps"]}), 2) as blocks:
-        assert spark.conf.get("spark.sql.adaptive.enabled") == "false"
+        assert [spark.conf.get(name, None) for name in names] == before, "set for more than the jobs on the blocks"
         fit_scales(blocks, choose_scales(ScalesConfig(), ["gaps"]), SOLVER, MODELS, None, KEY, Heard())
         assert blocks.blocks.storageLevel.useMemory
     with pytest.raises(RuntimeError, match="with statement"):
