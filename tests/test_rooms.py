@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("spark", "console"),
     ("tables",),
     ("readers",),
+    ("responses",),
     ("ingest", "packing"),
     ("runs",),
     ("fit",),

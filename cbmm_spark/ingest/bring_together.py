@@ -18,10 +18,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config.schema import IngestConfig
-from cbmm_spark.ingest.batch import Batch
 from cbmm_spark.ingest.buckets import bucket_of_benchmark
-from cbmm_spark.ingest.encode import ANSWERS, pack_numbers, pack_scores, unpack_numbers, unpack_scores
-from cbmm_spark.ingest.reconcile import (
+from cbmm_spark.responses.batch import Batch
+from cbmm_spark.responses.encode import ANSWERS, pack_numbers, pack_scores, unpack_numbers, unpack_scores
+from cbmm_spark.responses.reconcile import (
     BECAME,
     CORRECTED,
     NEW,
@@ -36,7 +36,7 @@ from cbmm_spark.ingest.reconcile import (
     sorted_by_place,
     together,
 )
-from cbmm_spark.ingest.rules import NO_DATE
+from cbmm_spark.responses.rules import NO_DATE
 from cbmm_spark.tables import BENCHMARK_BUCKETS, Warehouse
 
 I64 = npt.NDArray[np.int64]

@@ -10,9 +10,9 @@ import numpy as np
 
 from cbmm_spark.config.schema import ChecksConfig, Strictness
 from cbmm_spark.errors import InputError
-from cbmm_spark.ingest.batch import Batch
 from cbmm_spark.ingest.known import Known, content_text
-from cbmm_spark.ingest.members import Members
+from cbmm_spark.responses.batch import Batch
+from cbmm_spark.responses.members import Members
 
 _SHOWN = 3
 

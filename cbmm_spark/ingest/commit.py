@@ -25,7 +25,6 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config.schema import IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.ingest.batch import Batch
 from cbmm_spark.ingest.bring_together import (
     COUNTS,
     PAIR,
@@ -37,12 +36,13 @@ from cbmm_spark.ingest.bring_together import (
     merged_dates,
 )
 from cbmm_spark.ingest.buckets import bucket_of_benchmark
-from cbmm_spark.ingest.encode import unpack_numbers, unpack_scores
 from cbmm_spark.ingest.gather import Gathered, Undecided
 from cbmm_spark.ingest.known import Known, dated, known_names, read_again
 from cbmm_spark.ingest.numbering import ITEMS, MODELS, number_new, widen
-from cbmm_spark.ingest.reconcile import BECAME, CORRECTED, REDATED
-from cbmm_spark.ingest.rules import NO_DATE
+from cbmm_spark.responses.batch import Batch
+from cbmm_spark.responses.encode import unpack_numbers, unpack_scores
+from cbmm_spark.responses.reconcile import BECAME, CORRECTED, REDATED
+from cbmm_spark.responses.rules import NO_DATE
 from cbmm_spark.spark.scoped import persisted, session_settings
 from cbmm_spark.tables import BENCHMARK_BUCKETS, SPECS, Warehouse, with_commit_retry
 from cbmm_spark.tables.transactions import last_number, was_committed

@@ -19,12 +19,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config.schema import IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.ingest.batch import Batch, HashCollisionError, batch_of
 from cbmm_spark.ingest.buckets import bucket_of_benchmark
-from cbmm_spark.ingest.encode import ANSWERS, ENCODED, MEMBERS, REFUSED, SPARK_SCHEMA, Encoder, refused_rows
-from cbmm_spark.ingest.rules import Judged, judge
 from cbmm_spark.readers.base import RawFrame
 from cbmm_spark.readers.rows import Part, Rows, Scan
+from cbmm_spark.responses.batch import Batch, HashCollisionError, batch_of
+from cbmm_spark.responses.encode import ANSWERS, ENCODED, MEMBERS, REFUSED, SPARK_SCHEMA, Encoder, refused_rows
+from cbmm_spark.responses.rules import Judged, judge
 from cbmm_spark.spark.scoped import persisted
 
 Source = RawFrame | Scan

@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 from cbmm_spark.config.load import load_mapping
 from cbmm_spark.config.schema import Config, IngestConfig
 from cbmm_spark.errors import ConfigError
-from cbmm_spark.ingest.batch import OTHER_ATTEMPT, STOPPED, Batch
 from cbmm_spark.ingest.checks import Checked, check_batch, coverage
 from cbmm_spark.ingest.commit import Outcome, commit_batch
 from cbmm_spark.ingest.gather import Source, gather, refused_of, texts_of
@@ -29,6 +28,7 @@ from cbmm_spark.locations import absolute
 from cbmm_spark.readers.base import ReadOptions
 from cbmm_spark.readers.files import reading
 from cbmm_spark.readers.registry import open_source
+from cbmm_spark.responses.batch import OTHER_ATTEMPT, STOPPED, Batch
 from cbmm_spark.spark.scoped import describe_jobs
 from cbmm_spark.tables import Warehouse, add_provenance, recorded
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 
-from cbmm_spark.ingest.batch import Batch
 from cbmm_spark.ingest.bring_together import item_dates
-from cbmm_spark.ingest.rules import NO_DATE
+from cbmm_spark.responses.batch import Batch
+from cbmm_spark.responses.rules import NO_DATE
 from cbmm_spark.tables import Warehouse
 
 I64 = npt.NDArray[np.int64]

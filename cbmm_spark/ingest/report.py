@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cbmm_spark import __version__
 from cbmm_spark.errors import InputError
 from cbmm_spark.ingest.checks import Coverage, stopped_by_content
-from cbmm_spark.ingest.members import Members
+from cbmm_spark.responses.members import Members
 from cbmm_spark.tables import SPECS, Warehouse
 
 _BENCHMARKS_SHOWN = 10  # lines of coverage that a person reads; the JSON has all

@@ -13,17 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cbmm_spark.errors import InputError
-from cbmm_spark.readers.base import (
-    FALSE_TEXTS,
-    FIRST_ATTEMPT,
-    TRUE_TEXTS,
-    ReadOptions,
-    Roles,
-    absent_flags,
-    assumptions,
-    flag_counted,
-)
-from cbmm_spark.readers.rows import Flags, Rows
+from cbmm_spark.readers.base import FALSE_TEXTS, TRUE_TEXTS, ReadOptions, Roles, absent_flags, assumptions, flag_counted
+from cbmm_spark.readers.rows import FIRST_ATTEMPT, Flags, Rows
 
 Texts = Callable[[npt.NDArray[np.int64]], Sequence[str]]
 

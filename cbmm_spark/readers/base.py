@@ -1,7 +1,7 @@
 """What a reader is, and the canonical raw frame that every reader gives.
 
 A reader turns one evaluation format into the same columns, without judging any value: ids are literal text, scores,
-dates and attempts keep the type they were stored with (text stays text). `cbmm_spark.ingest.rules` alone
+dates and attempts keep the type they were stored with (text stays text). `cbmm_spark.responses.rules` alone
 judges them.
 """
 
@@ -18,7 +18,7 @@ from pyspark.sql import types as T  # noqa: N812
 from cbmm_spark.config.schema import ColumnsConfig, IngestConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.listing import Listing
-from cbmm_spark.readers.rows import Scan
+from cbmm_spark.readers.rows import FIRST_ATTEMPT, Scan
 
 RAW_COLUMNS = (
     "model_id", "benchmark", "item_id", "attempt", "score_raw", "evaluated_at_raw", "content_hash", "source",
@@ -40,20 +40,6 @@ problem
 raw
     The row as JSON. Computed only for rows that are refused.
 """
-
-LEFT_OUT = ("other_filter", "other_metric", "no_result")
-"""Problems of records that are no responses by the source's own design: counted in the report, not in quarantine.
-
-other_filter
-    The same answer read by another filter than the one that counts.
-other_metric
-    Another measure of an answer that is taken already.
-no_result
-    A record that carries no answer, such as a header, a log line or a summary.
-"""
-
-FIRST_ATTEMPT = 1
-"""The attempt of a source that has no column for it."""
 
 ROLES = ("model", "item", "score", "benchmark", "attempt", "date")
 

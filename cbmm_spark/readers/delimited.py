@@ -1,6 +1,6 @@
 """Long CSV and other delimited text, one row a response. Format: RFC 4180, UTF-8, with a header line.
 
-No schema is inferred: every cell is text until `cbmm_spark.ingest.rules` reads it, so "007" stays "007".
+No schema is inferred: every cell is text until `cbmm_spark.responses.rules` reads it, so "007" stays "007".
 """
 
 from __future__ import annotations

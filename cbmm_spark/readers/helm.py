@@ -11,10 +11,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import InputError
-from cbmm_spark.readers.base import FIRST_ATTEMPT, RawFrame, Reader, ReadOptions, Sample
+from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample
 from cbmm_spark.readers.files import whole_files
 from cbmm_spark.readers.logs import LONGEST_RAW, base_name, decoded, folder_of, raw_frame
 from cbmm_spark.readers.mapping import metric_of
+from cbmm_spark.readers.rows import FIRST_ATTEMPT
 
 STATS = "per_instance_stats.json"
 SPEC = "run_spec.json"

@@ -20,10 +20,11 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.errors import InputError
-from cbmm_spark.readers.base import FIRST_ATTEMPT, RawFrame, Reader, ReadOptions, Sample
+from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample
 from cbmm_spark.readers.files import reading, whole_files
 from cbmm_spark.readers.items import read_items
 from cbmm_spark.readers.logs import cut, decoded, raw_frame
+from cbmm_spark.readers.rows import FIRST_ATTEMPT
 from cbmm_spark.readers.swe_bench import dated_by_name, day_of, model_of
 
 WORDS: Mapping[str, str] = MappingProxyType(

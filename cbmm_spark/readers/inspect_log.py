@@ -14,10 +14,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config.schema import IngestConfig
 from cbmm_spark.errors import InputError
-from cbmm_spark.readers.base import FIRST_ATTEMPT, RawFrame, Reader, ReadOptions, Sample
+from cbmm_spark.readers.base import RawFrame, Reader, ReadOptions, Sample
 from cbmm_spark.readers.files import all_files, reading
 from cbmm_spark.readers.logs import LONGEST_RAW, as_time, cut, metric_defaults, named_metric, nothing, raw_frame
 from cbmm_spark.readers.mapping import by_benchmark, with_revision, with_version
+from cbmm_spark.readers.rows import FIRST_ATTEMPT
 
 VERDICTS = {"c": "1", "p": "0.5", "i": "0", "n": "0"}
 """Inspect's letters, in small: correct, partially correct, incorrect, no answer. `[ingest.status]` goes before them."""

@@ -14,7 +14,6 @@ from pyspark.sql import types as T  # noqa: N812
 
 from cbmm_spark.errors import InputError
 from cbmm_spark.readers.base import (
-    FIRST_ATTEMPT,
     ROLES,
     RawFrame,
     Reader,
@@ -28,6 +27,7 @@ from cbmm_spark.readers.base import (
 )
 from cbmm_spark.readers.delimited import has_suffix
 from cbmm_spark.readers.files import lines_of, numbered_lines, reading
+from cbmm_spark.readers.rows import FIRST_ATTEMPT
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 _MALFORMED = "_cbmm_malformed"

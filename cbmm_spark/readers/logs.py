@@ -8,8 +8,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config.schema import ANY, IngestConfig
-from cbmm_spark.readers.base import FIRST_ATTEMPT, RAW_COLUMNS
+from cbmm_spark.readers.base import RAW_COLUMNS
 from cbmm_spark.readers.mapping import known_metrics
+from cbmm_spark.readers.rows import FIRST_ATTEMPT
 
 LONGEST_RAW = 10_000
 """Characters kept of a record that cannot be read: enough to find it, and quarantine does not fill with prompts."""

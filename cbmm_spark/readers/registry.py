@@ -27,21 +27,12 @@ from cbmm_spark.readers import (
     table,
     wide,
 )
-from cbmm_spark.readers.base import (
-    FIRST_ATTEMPT,
-    LEFT_OUT,
-    RAW_COLUMNS,
-    RawFrame,
-    Reader,
-    ReadOptions,
-    Sample,
-    assign_roles,
-)
+from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame, Reader, ReadOptions, Sample, assign_roles
 from cbmm_spark.readers.files import look_at
 from cbmm_spark.readers.left import left_files, refuse_joined_objects, refuse_several
 from cbmm_spark.readers.listing import list_files
 from cbmm_spark.readers.local_sample import sample_of
-from cbmm_spark.readers.rows import Scan
+from cbmm_spark.readers.rows import FIRST_ATTEMPT, LEFT_OUT, Scan
 
 READERS: Mapping[str, Reader] = MappingProxyType(
     {

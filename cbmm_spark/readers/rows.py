@@ -15,6 +15,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+LEFT_OUT = ("other_filter", "other_metric", "no_result")
+"""Problems of records that are no responses by the source's own design: counted in the report, not in quarantine.
+
+other_filter
+    The same answer read by another filter than the one that counts.
+other_metric
+    Another measure of an answer that is taken already.
+no_result
+    A record that carries no answer, such as a header, a log line or a summary.
+"""
+
+FIRST_ATTEMPT = 1
+"""The attempt of a source that has no column for it."""
+
 Flags = npt.NDArray[np.bool_]
 
 

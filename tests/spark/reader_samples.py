@@ -13,9 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config.schema import IngestConfig
 from cbmm_spark.ingest import gather
-from cbmm_spark.ingest.rules import NO_DATE, judge
 from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame, ReadOptions
 from cbmm_spark.readers.registry import read_source
+from cbmm_spark.responses.rules import NO_DATE, judge
 
 HARD_NAMES = ("007", "1.0", "Org/X:1 (beta)#2+3@4%", 'say "hi", twice', "two\nlines", "😀 emoji", "'", "\\",
               "a,b;c\td|e", "x" * 300, "A whole sentence. And another one?", "{}", "[1]", "é", "e\u0301",

@@ -26,10 +26,10 @@ from cbmm_spark.errors import ConfigError, InputError
 from cbmm_spark.ingest import gather
 from cbmm_spark.ingest import job as module
 from cbmm_spark.ingest import numbering as dimensions
-from cbmm_spark.ingest.batch import HashCollisionError
 from cbmm_spark.ingest.job import IngestReport, ingest
 from cbmm_spark.ingest.report import complaint
 from cbmm_spark.readers.base import RAW_COLUMNS, RawFrame
+from cbmm_spark.responses.batch import HashCollisionError
 from cbmm_spark.tables import Warehouse
 
 TABLES = ("responses", "models", "items", "quarantine")

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from cbmm_spark.ingest.rules import NO_DATE, Coded, Judged
 from cbmm_spark.readers.rows import Rows
+from cbmm_spark.responses.rules import NO_DATE, Coded, Judged
 
 I64 = npt.NDArray[np.int64]
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cbmm_spark.ingest.encode import ANSWERS, COUNT, ITEM, MEMBERS, PART, REFUSED, SOURCE, name_hash
-from cbmm_spark.ingest.members import Members
-from cbmm_spark.readers.base import LEFT_OUT
+from cbmm_spark.readers.rows import LEFT_OUT
+from cbmm_spark.responses.encode import ANSWERS, COUNT, ITEM, MEMBERS, PART, REFUSED, SOURCE, name_hash
+from cbmm_spark.responses.members import Members
 
 I64 = npt.NDArray[np.int64]
 

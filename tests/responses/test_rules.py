@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from cbmm_spark.config.schema import IngestConfig
-from cbmm_spark.ingest.rules import NO_DATE, REASONS
-from cbmm_spark.ingest.rules import judge as judge_rows
 from cbmm_spark.readers.rows import Rows
+from cbmm_spark.responses.rules import NO_DATE, REASONS
+from cbmm_spark.responses.rules import judge as judge_rows
 
 GOOD = {
     "model_id": "m",

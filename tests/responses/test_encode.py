@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cbmm_spark.config.schema import IngestConfig
-from cbmm_spark.ingest import encode
-from cbmm_spark.ingest.batch import HashCollisionError, batch_of
-from cbmm_spark.ingest.encode import (
+from cbmm_spark.readers.rows import Rows
+from cbmm_spark.responses import encode
+from cbmm_spark.responses.batch import HashCollisionError, batch_of
+from cbmm_spark.responses.encode import (
     ANSWERS,
     ENCODED,
     MEMBERS,
@@ -28,9 +29,8 @@ from cbmm_spark.ingest.encode import (
     unpack_numbers,
     unpack_scores,
 )
-from cbmm_spark.ingest.members import Members
-from cbmm_spark.ingest.rules import NO_DATE, judge
-from cbmm_spark.readers.rows import Rows
+from cbmm_spark.responses.members import Members
+from cbmm_spark.responses.rules import NO_DATE, judge
 
 
 @given(hnp.arrays(np.int64, st.integers(1, 20), elements=st.integers(-(1 << 62), 1 << 62)))
@@ -135,7 +135,7 @@ def test_one_hash_for_two_names_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     for batch in (rows(["m"] * 3, ["i1", "i2", "i3"]), rows(["m"] * 3, ["i"] * 3, ["f", "g", "h"])):
         with pytest.raises(HashCollisionError):
             batch_of("input", summed_up(told(batch)))
-    monkeypatch.setattr("cbmm_spark.ingest.batch.name_hash", encode.name_hash)
+    monkeypatch.setattr("cbmm_spark.responses.batch.name_hash", encode.name_hash)
     assert batch_of("input", summed_up(told(batch, salt=1)), 1).read == 3
 
 

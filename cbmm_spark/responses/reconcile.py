@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from cbmm_spark.ingest.rules import NO_DATE
-from cbmm_spark.readers.base import FIRST_ATTEMPT
+from cbmm_spark.readers.rows import FIRST_ATTEMPT
+from cbmm_spark.responses.rules import NO_DATE
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbmm_spark.ingest.reconcile import (
+from cbmm_spark.responses.reconcile import (
     BECAME,
     Answers,
     Attempts,
@@ -21,7 +21,7 @@ from cbmm_spark.ingest.reconcile import (
     sorted_by_place,
     together,
 )
-from cbmm_spark.ingest.rules import NO_DATE
+from cbmm_spark.responses.rules import NO_DATE
 
 Row = tuple[int, int, float | None, int | None, int]
 """Item, attempt, score, date, source."""

@@ -22,9 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cbmm_spark.config.schema import ANY, IngestConfig
-from cbmm_spark.ingest.date_patterns import DatePatterns
-from cbmm_spark.readers.base import LEFT_OUT
-from cbmm_spark.readers.rows import Rows
+from cbmm_spark.readers.rows import LEFT_OUT, Rows
+from cbmm_spark.responses.date_patterns import DatePatterns
 
 Codes = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
