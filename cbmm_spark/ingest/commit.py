@@ -51,6 +51,9 @@ from cbmm_spark.tables.warehouse import MICROSECONDS, commit_note
 APPLICATION = "cbmm-spark-ingest"
 """Who commits to `responses`, for Delta's transaction identifiers."""
 
+_MERGE_APPLICATION = "spark.databricks.delta.write.txnAppId"
+_MERGE_NUMBER = "spark.databricks.delta.write.txnVersion"
+
 CHANGES = ("new", "corrected", "redated")
 """What is written; `unchanged` and `superseded` rows are not."""
 
@@ -279,7 +282,7 @@ class _Commit:
         flat = self._rows(rows, known, _tasks(counts))
         updates = counts["corrected"] + counts["redated"]
         if updates:
-            self._merge(flat, pairs, known, counts)
+            self._merge(flat, known, counts, number)
         else:
             self._append(flat, number)
 
@@ -344,8 +347,8 @@ class _Commit:
         if not was_committed(self.warehouse, "responses", "commit_id", commit_id):
             raise ConcurrentWriteException("responses changed since they were compared")
 
-    def _merge(self, rows: DataFrame, pairs: pa.Table, known: Known, counts: Mapping[str, int]) -> None:
-        """Insert and update in one commit."""
+    def _merge(self, rows: DataFrame, known: Known, counts: Mapping[str, int], number: int) -> None:
+        """Insert and update in one commit; Delta skips it where a rival has taken the number."""
         key = ("benchmark_bucket", "model_index", "item_index", "attempt", "benchmark")
         same = " AND ".join(f"t.{name} = s.{name}" for name in key)
         merge = (
@@ -357,13 +360,14 @@ class _Commit:
         merge = merge.whenMatchedUpdate(set={name: F.col(f"s.{name}") for name in changed})
         columns = SPECS["responses"].column_names
         merge = merge.whenNotMatchedInsert(values={name: F.col(f"s.{name}") for name in columns})
-        with merge_settings(self.warehouse.spark, self.note, insert_only=False):
+        numbered = {_MERGE_APPLICATION: APPLICATION, _MERGE_NUMBER: str(number)}
+        spark = self.warehouse.spark
+        with merge_settings(spark, self.note, insert_only=False), session_settings(spark, numbered):
             outcome = merge.execute().head()
-        assert outcome is not None
-        inserted, updated = int(outcome["num_inserted_rows"]), int(outcome["num_updated_rows"])
+        inserted, updated = (0, 0) if outcome is None else (outcome["num_inserted_rows"], outcome["num_updated_rows"])
         if (inserted, updated) != (counts["new"], counts["corrected"] + counts["redated"]):
             # Another ingest committed some of these keys after the comparison. No row is doubled; compare once more.
-            self.before.update(new=inserted, corrected=updated)
+            self.before.update(new=int(inserted), corrected=int(updated))
             raise ConcurrentWriteException("responses changed since they were compared")
 
 

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cbmm_spark.config.schema import ChecksConfig, Config, IngestConfig
 from cbmm_spark.errors import ConfigError, InputError
-from cbmm_spark.ingest import gather
+from cbmm_spark.ingest import commit, gather
 from cbmm_spark.ingest import job as module
 from cbmm_spark.ingest import numbering as dimensions
 from cbmm_spark.ingest.job import IngestReport, ingest
@@ -358,6 +358,35 @@ def test_two_ingests_at_once_give_each_key_one_number(
         assert sorted(row[1] for row in rows) == list(range(1, len(rows) + 1))
     mapped = responses.select("model_id", "model_index").distinct().count()
     assert mapped == warehouse.read("models").count()
+
+
+@pytest.mark.parametrize(
+    "rival", [[("m1", "i1", 0), ("m1", "i9", 1)], [("m1", "i8", 1), ("m1", "i9", 1)]], ids=["corrects", "adds"]
+)
+@pytest.mark.parametrize(
+    "mine", [[("m1", "i2", 0), ("m1", "i9", 1)], [("m1", "i7", 1), ("m1", "i9", 1)]], ids=["corrects", "adds"]
+)
+def test_a_rival_that_commits_after_the_comparison_doubles_no_row(
+    take: Take, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, mine: Row, rival: Row
+) -> None:
+    """Both bring the same new key; each appends, or merges because it also corrects something."""
+    take([("m1", "i1", 1), ("m1", "i2", 1)])
+    both = ("m1", "i9", 1)
+    registered = commit._Commit._registered
+    reports = []
+
+    def rival_first(self: Any, *arguments: Any) -> Any:
+        monkeypatch.setattr(commit._Commit, "_registered", registered)
+        reports.append(take([rival, both], "rival.jsonl"))
+        return registered(self, *arguments)
+
+    monkeypatch.setattr(commit._Commit, "_registered", rival_first)
+    reports.append(take([mine, both]))
+    found = scores(warehouse)
+    assert warehouse.read("responses").count() == len(found)
+    assert all(found[model, item] == score for model, item, score in (mine, rival, both))
+    assert len(reports) == 2
+    assert sum(report.new for report in reports) == len(found) - 2
 
 
 def test_a_rival_between_the_frame_and_its_writing_is_seen(
