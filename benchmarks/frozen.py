@@ -19,8 +19,8 @@ from cbmm_spark.config.schema import RescoreConfig
 from cbmm_spark.fit.spark_blocks import SparkBlocks
 from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit, alternate, start_scale
 from cbmm_spark.kernels.fixed_items import FrozenItems, FrozenTask
-from cbmm_spark.kernels.in_process import Penalty
 from cbmm_spark.kernels.linking import Bank, link_items, quantiles
+from cbmm_spark.kernels.model import Penalty
 from cbmm_spark.kernels.statistics import ability_errors
 from cbmm_spark.packing.tile_codec import encode_bits
 from cbmm_spark.rescoring.fixed_items import score_tiles

@@ -10,9 +10,9 @@ from benchmarks import lbfgsb
 from benchmarks.common import report
 from benchmarks.exactness import blocks_of
 from cbmm_spark.kernels.in_process import fit_blocks, item_solution
-from cbmm_spark.kernels.reference import Parameters
 from cbmm_spark.simulation.generator import draw_matrix
 from cbmm_spark.simulation.recovery import accuracy_agreement, compare
+from tests.reference import Parameters
 
 SIZES = (100, 200, 500, 1_000, 2_000)
 MECHANISMS = (("complete", 0.0), ("mcar", 0.3), ("mar", 0.3), ("mnar", 0.3))

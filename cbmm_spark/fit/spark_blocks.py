@@ -24,25 +24,22 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from cbmm_spark.kernels.alternation import ScalePass
-from cbmm_spark.kernels.cells import Block
-from cbmm_spark.kernels.components import merge_labels
-from cbmm_spark.kernels.dated_columns import Moment, seen_by
-from cbmm_spark.kernels.model import F64
-from cbmm_spark.kernels.paper import PaperSums, PaperTask, add_paper_block
-from cbmm_spark.kernels.stage import (
-    Counts,
-    ItemKey,
-    Items,
+from cbmm_spark.kernels.aggregate import (
     ModelResult,
     ScaleSums,
     ScaleTask,
     Totals,
     add_block,
     add_fixed_block,
-    count_block,
     model_stage,
 )
+from cbmm_spark.kernels.alternation import ScalePass
+from cbmm_spark.kernels.cells import Block, ItemKey
+from cbmm_spark.kernels.components import merge_labels
+from cbmm_spark.kernels.counts import Counts, count_block
+from cbmm_spark.kernels.dated_columns import Moment, seen_by
+from cbmm_spark.kernels.model import F64, Items
+from cbmm_spark.kernels.paper import PaperSums, PaperTask, add_paper_block
 from cbmm_spark.packing.tile_codec import ITEM_BLOCK_SCHEMA, join_tiles, read_block
 from cbmm_spark.spark.scoped import job_description, persisted, session_settings
 
@@ -92,7 +89,7 @@ class SparkBlocks:
     partitions
         Item partitions; 0 for the cluster's default parallelism.
     moments
-        By scale the date at which it sees the blocks, where they hold a history (`kernels.history`).
+        By scale the date at which it sees the blocks, where they hold a history (`kernels.dated_columns`).
     """
 
     def __init__(
@@ -161,7 +158,7 @@ class SparkBlocks:
         return result
 
     def run_pass(self, tasks: Sequence[ScaleTask]) -> dict[str, ScalePass]:
-        """Compute one iteration of some scales: the `RunPass` of `kernels.loop`."""
+        """Compute one iteration of some scales: the `RunPass` of `kernels.alternation`."""
         by_name = {task.name: task for task in tasks}
         moments = self._moments_of(by_name)
 

@@ -17,13 +17,15 @@ from cbmm_spark.config.schema import RescoreConfig
 from cbmm_spark.fit.scale_flags import scale_flags
 from cbmm_spark.fit.scales import Scales
 from cbmm_spark.fit.spark_blocks import SparkBlocks
+from cbmm_spark.kernels.aggregate import ScaleTask
 from cbmm_spark.kernels.alternation import IterationRecord, ScaleFit
+from cbmm_spark.kernels.block_items import solve_block
+from cbmm_spark.kernels.block_products import ScaleView, item_moments
 from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.components import first_observers
 from cbmm_spark.kernels.dated_columns import seen_by
+from cbmm_spark.kernels.exact import ExactResult, evaluate_block, exact_block
 from cbmm_spark.kernels.model import F64, Gauge
-from cbmm_spark.kernels.passes import ExactResult, ScaleView, evaluate_block, exact_block, item_moments, solve_block
-from cbmm_spark.kernels.stage import ScaleTask
 from cbmm_spark.kernels.statistics import (
     accuracy_loss,
     constant_easiness,

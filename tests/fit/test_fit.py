@@ -16,7 +16,8 @@ from cbmm_spark.fit.fit_scales import fit_scales, loop_options
 from cbmm_spark.fit.scales import choose_scales
 from cbmm_spark.fit.spark_blocks import SparkBlocks
 from cbmm_spark.kernels.alternation import ScaleFit
-from cbmm_spark.kernels.in_process import Penalty, fit_blocks, item_solution
+from cbmm_spark.kernels.in_process import fit_blocks, item_solution
+from cbmm_spark.kernels.model import Penalty
 from cbmm_spark.results.published_scale import on_published_scale
 from cbmm_spark.results.results import RunFits, RunKey, item_rows, solve_items
 from cbmm_spark.spark.scoped import job_description

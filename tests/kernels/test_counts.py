@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
+from cbmm_spark.kernels.counts import Counts
 from cbmm_spark.kernels.in_process import count_scales
-from cbmm_spark.kernels.stage import Counts
 from cbmm_spark.kernels.statistics import chance_of_scores
 from tests.kernels.layouts import LAYOUTS, blocks_of, drawn
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from cbmm_spark.history.states import States
+from cbmm_spark.kernels.aggregate import ScaleSums, ScaleTask, add_block, model_stage
 from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit, ScalePass, alternate, start_scale
-from cbmm_spark.kernels.cells import Block
+from cbmm_spark.kernels.cells import Block, columns
+from cbmm_spark.kernels.counts import Counts, count_block
 from cbmm_spark.kernels.dated_columns import Lives, Moment, seen_by
-from cbmm_spark.kernels.in_process import Penalty, fit_blocks
-from cbmm_spark.kernels.stage import Counts, ScaleSums, ScaleTask, add_block, columns, count_block, model_stage
+from cbmm_spark.kernels.in_process import fit_blocks
+from cbmm_spark.kernels.model import Penalty
 from tests.kernels.layouts import LAYOUTS, blocks_of, cells_of, drawn
 
 FEW = LoopOptions(tolerance=1e-8)
