@@ -115,7 +115,7 @@ class SparkBlocks:
 
     @property
     def blocks(self) -> DataFrame:
-        """Return the cached item blocks (`blocks.ITEM_BLOCK_SCHEMA`)."""
+        """Return the cached item blocks (`tile_codec.ITEM_BLOCK_SCHEMA`)."""
         if self._blocks is None:
             raise RuntimeError("blocks are only there inside the with statement")
         return self._blocks

@@ -133,7 +133,7 @@ def test_nobody_is_seen_before_anything_was_evaluated() -> None:
 
 
 def fit_history(history: History, scales: dict[str, tuple[frozenset[str], int]]) -> dict[str, ScaleFit]:
-    """All dates in the same passes: what `fit.SparkBlocks` does, in this process."""
+    """All dates in the same passes: what `fit.spark_blocks.SparkBlocks` does, in this process."""
     blocks, lives = history.blocks(), history.states.lives()
     moments = {name: Moment(lives, date) for name, (_, date) in scales.items()}
     counts = {name: Counts.zeros(history.n_models) for name in scales}
