@@ -21,11 +21,11 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from cbmm_spark.config.load import replace_section
 from cbmm_spark.config.schema import Config, RescoreConfig, SolverConfig
 from cbmm_spark.errors import ConfigError, InputError, NotConvergedError
+from cbmm_spark.fit.chunks import SUMS_SCHEMA
 from cbmm_spark.fit.scales import Scales
 from cbmm_spark.fit.spark_blocks import (
     FEW_ROWS_A_BATCH,
     ITEM_BLOCK_DDL,
-    SUMS_SCHEMA,
     TILE_COLUMNS,
     Batches,
     default_parallelism,
