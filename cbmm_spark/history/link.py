@@ -94,7 +94,7 @@ def link_history(
     runs
         At least one, oldest first.
     solved
-        The items of all fits (`results.solve_items`), under the fits' names. Read only where items are needed.
+        The items of all fits (`results.solve_fit_items`), under the fits' names. Read only where items are needed.
     items
         The `items` table.
     linking, rescore

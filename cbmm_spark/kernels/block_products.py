@@ -85,7 +85,7 @@ def split_exact(x: F64, terms: int) -> F32:
     return np.stack(columns, axis=1)
 
 
-def joined(sums: F64, scale: int) -> F64:
+def sum_of_splits(sums: F64, scale: int) -> F64:
     """Add up the three columns of one scale."""
     return sums[:, SPLITS * scale : SPLITS * (scale + 1)].sum(axis=1)
 
@@ -127,7 +127,7 @@ def item_moments(cells: Cells, views: list[ScaleView]) -> list[tuple[F64, F64]]:
             observed = whole - count if cells.is_mostly_observed else count  # a list of missing cells is a short one
             # float32 sums of B drift together; the row sums are known exactly
             observed *= (cells.attempts / np.maximum(observed.sum(axis=1), 1e-300))[:, None]
-        results.append((observed, joined(sums, number)))
+        results.append((observed, sum_of_splits(sums, number)))
     return results
 
 
@@ -218,9 +218,9 @@ def table_sums(cells: Cells, tables: list[F64], scores: list[F64]) -> list[tuple
     for number, (table, gradient) in enumerate(zip(tables, gradients, strict=True)):
         whole = table.sum(axis=0)[None, :]
         if cells.is_complete:
-            results.append((whole, joined(sums, number)))
+            results.append((whole, sum_of_splits(sums, number)))
         else:
-            results.append((whole - gradient if cells.is_mostly_observed else gradient, joined(sums, number)))
+            results.append((whole - gradient if cells.is_mostly_observed else gradient, sum_of_splits(sums, number)))
     return results
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbmm_spark.kernels.block_products import ITEM_PIECE, MODEL_PIECE, joined, pieces, split_exact
+from cbmm_spark.kernels.block_products import ITEM_PIECE, MODEL_PIECE, pieces, split_exact, sum_of_splits
 from cbmm_spark.kernels.cells import Cells, CountCells, DenseCells, SparseCells, Workspace, columns, weighted_count
 from cbmm_spark.kernels.components import block_groups, join_labels, merge_labels
 from cbmm_spark.kernels.model import F64, Index
@@ -118,7 +118,7 @@ def _count_dense(cells: DenseCells, per_attempt: F64) -> list[F64]:
     if cells.is_complete:
         attempts, easiness, expected, variance = np.repeat(per_attempt.sum(axis=1)[:, None], size, axis=1)
     else:
-        attempts, easiness, expected, variance = (joined(sums, row) for row in range(4))
+        attempts, easiness, expected, variance = (sum_of_splits(sums, row) for row in range(4))
     if not cells.is_binary:
         return [attempts, successes, _items_answered(cells), easiness, expected, squares]
     return [attempts, successes, attempts, easiness, expected, variance]

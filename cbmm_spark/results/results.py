@@ -207,7 +207,7 @@ def finite(values: F64) -> pa.Array:
 
 
 # ------------------------------------------------------------------------------------------------ items
-def solve_items(blocks: SparkBlocks, fits: Mapping[str, ScaleFit], config: RescoreConfig) -> DataFrame:
+def solve_fit_items(blocks: SparkBlocks, fits: Mapping[str, ScaleFit], config: RescoreConfig) -> DataFrame:
     """Return every fit's items at its final abilities, on the fit's scale and divided by sigma (`SOLVED_DDL`).
 
     Computed on the executors, once for all scales that show a fit; who uses the frame twice persists it.
@@ -260,7 +260,7 @@ def item_rows(
     sigma
         Temperature.
     solved
-        From `solve_items` of the runs' fits.
+        From `solve_fit_items` of the runs' fits.
     """
     spark, labels = items.sparkSession, _labels(runs)
     gauges = [(label, label.gauge(config)) for label in labels]
@@ -306,7 +306,7 @@ def on_scale(solved: DataFrame, shown_as: DataFrame, sigma: float) -> DataFrame:
     Parameters
     ----------
     solved
-        From `solve_items`.
+        From `solve_fit_items`.
     shown_as
         How each fit is published: fit, the gauge's shift and stretch, and what else the rows are to carry. Small.
     sigma
