@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -139,6 +139,22 @@ def test_every_room_is_in_the_readme() -> None:
     told = re.findall(r"^\| (`[^|]+`) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     rooms = {path.parent.name for path in (ROOT / "cbmm_spark").glob("*/__init__.py")}
     assert rooms - {name for cell in told for name in re.findall(r"`(\w+)`", cell)} == set()
+
+
+def test_what_the_readme_says_to_change_is_there() -> None:
+    """The table "to change | begin in": its files hold the functions and classes that stand beside them."""
+    _, _, rows = (ROOT / "README.md").read_text(encoding="utf-8").partition("| to change |")
+    told = [re.findall(r"`([^`]+)`", row) for row in rows.partition("\n\n")[0].split("\n")[2:]]
+    assert told
+    for names in told:
+        code = [(ROOT / name).read_text(encoding="utf-8") for name in names if "/" in name]
+        assert code
+        missing = [name for name in names if "/" not in name and not _defines(code, name)]
+        assert missing == [], names
+
+
+def _defines(code: Iterable[str], name: str) -> bool:
+    return any(re.search(rf"^(def|class) {re.escape(name)}\b", text, re.MULTILINE) for text in code)
 
 
 def test_the_readme_can_be_read_in_one_go() -> None:

@@ -140,7 +140,7 @@ def _further_starts(
 
 
 def check_connected(counts: Mapping[str, Counts]) -> None:
-    """Refuse scales whose models fall into groups without a common item (case F6).
+    """Refuse scales whose models fall into groups without a common item.
 
     Raises
     ------

@@ -47,7 +47,7 @@ def check(n: np.ndarray, k: np.ndarray, found: Counts) -> None:
     assert (found.n_items, found.cells) == (n.any(axis=0).sum(), np.count_nonzero(n))
 
 
-# ------------------------------------------------------------------------------------- case F3: no signal
+# ------------------------------------------------------------------------------------- no signal
 def shuffled(n: np.ndarray, k: np.ndarray, seed: int) -> np.ndarray:
     """The answers of every item dealt out among its observers again."""
     rng = np.random.default_rng(seed)
