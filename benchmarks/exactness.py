@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from benchmarks.common import SHARED_DATA, largest_rise, report
 from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit
 from cbmm_spark.kernels.cells import Block
-from cbmm_spark.kernels.in_process import Penalty, fit_blocks
+from cbmm_spark.kernels.in_process import fit_blocks
+from cbmm_spark.kernels.model import Penalty
 from cbmm_spark.packing.tile_codec import decode, encode_cells
 from cbmm_spark.simulation.generator import draw_matrix
 from tests.oracles import fit_lbfgsb

@@ -19,12 +19,12 @@ from cbmm_spark.config.schema import RescoreConfig
 from cbmm_spark.fit.spark_blocks import SparkBlocks
 from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit, alternate, start_scale
 from cbmm_spark.kernels.fixed_items import FrozenItems, FrozenTask
-from cbmm_spark.kernels.in_process import Penalty
 from cbmm_spark.kernels.linking import Bank, link_items, quantiles
+from cbmm_spark.kernels.model import Penalty
 from cbmm_spark.kernels.statistics import ability_errors
 from cbmm_spark.packing.tile_codec import encode_bits
 from cbmm_spark.rescoring.fixed_items import score_tiles
-from cbmm_spark.results.results import solve_items
+from cbmm_spark.results.results import solve_fit_items
 from cbmm_spark.simulation.generator import World, draw_block, draw_world
 
 OLD, NEW, ITEMS = 2_000, 50, 12_032
@@ -99,7 +99,7 @@ def _fit(spark: SparkSession, tiles: DataFrame, n_models: int, known: Any = None
         ridge = Penalty().of_scale(counts.n_items, int(np.count_nonzero(counts.attempts)))
         fit = start_scale(NAME, ONE[NAME], counts, ridge, options, known=known)
         alternate([fit], blocks.run_pass, options)
-        solved = solve_items(blocks, {NAME: fit}, RescoreConfig()).persist()
+        solved = solve_fit_items(blocks, {NAME: fit}, RescoreConfig()).persist()
         solved.count()
         seconds = time.perf_counter() - began
         table = solved.toArrow().sort_by("item_index")

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import best_of, largest_rise, report, simulated
+from cbmm_spark.kernels.aggregate import Mode, ScaleTask
 from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit
+from cbmm_spark.kernels.block_products import ITEM_PIECE, MODEL_PIECE, pieces
 from cbmm_spark.kernels.cells import Block, Workspace
 from cbmm_spark.kernels.in_process import fit_blocks, run_blocks
-from cbmm_spark.kernels.passes import ITEM_PIECE, MODEL_PIECE, pieces
-from cbmm_spark.kernels.stage import Mode, ScaleTask
 
 SHAPES = ((2_000, 10_000, 0.0), (2_000, 10_000, 0.05), (2_000, 10_000, 0.5), (10_000, 2_000, 0.05), (500, 20_000, 0.05))
 MODES: tuple[Mode, Mode] = ("nodes", "late")

@@ -16,7 +16,7 @@ from benchmarks.spark_common import session
 from cbmm_spark.config.schema import Config, IngestConfig
 from cbmm_spark.console.progress import Progress
 from cbmm_spark.ingest.job import ingest
-from cbmm_spark.kernels.in_process import Penalty
+from cbmm_spark.kernels.model import Penalty
 from cbmm_spark.rescoring.job import rescore
 from cbmm_spark.tables import Warehouse
 from tests.oracles import fit_lbfgsb

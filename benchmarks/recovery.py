@@ -10,9 +10,9 @@ from benchmarks import lbfgsb
 from benchmarks.common import report
 from benchmarks.exactness import blocks_of
 from cbmm_spark.kernels.in_process import fit_blocks, item_solution
-from cbmm_spark.kernels.reference import Parameters
 from cbmm_spark.simulation.generator import draw_matrix
-from cbmm_spark.simulation.recovery import accuracy_agreement, compare
+from cbmm_spark.simulation.recovery import accuracy_agreement, compare_with_truth
+from tests.reference import Parameters
 
 SIZES = (100, 200, 500, 1_000, 2_000)
 MECHANISMS = (("complete", 0.0), ("mcar", 0.3), ("mar", 0.3), ("mnar", 0.3))
@@ -34,8 +34,8 @@ def _measure(size: int, mechanism: str, missing: float) -> dict[str, Any]:
     a, b = (np.concatenate([getattr(part, name) for part in solved]) for name in ("a", "b"))
     rival = lbfgsb.fit(np.ascontiguousarray((2 * successes.astype(np.int8) - 1) * attempts.astype(np.int8)), fit.ridge)
     truth = Parameters(world.theta, world.items.a, world.items.b)
-    ours = compare(Parameters(fit.theta, a, b), truth)
-    theirs = compare(Parameters(rival.theta, rival.a, rival.b), truth)
+    ours = compare_with_truth(Parameters(fit.theta, a, b), truth)
+    theirs = compare_with_truth(Parameters(rival.theta, rival.a, rival.b), truth)
     plain = accuracy_agreement(attempts, successes, world.theta)
     row: dict[str, Any] = {"N = J": size, "missing": mechanism}
     for name, short in (("theta", "theta"), ("a", "a"), ("b", "b")):

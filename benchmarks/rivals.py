@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks import lbfgsb
 from benchmarks.common import dense_of, report, simulated
-from cbmm_spark.kernels import reference
 from cbmm_spark.kernels.in_process import fit_blocks
+from tests import reference
 
 SHAPES = ((500, 1_000, 0.0), (2_000, 2_000, 0.0), (2_000, 10_000, 0.0), (2_000, 10_000, 0.05), (2_000, 10_000, 0.3))
 ONE = {"suite": frozenset(["suite"])}

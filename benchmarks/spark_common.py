@@ -19,7 +19,7 @@ from benchmarks.common import ITEMS_PER_BLOCK
 from cbmm_spark.config.schema import Config, SparkConfig
 from cbmm_spark.fit.spark_blocks import SparkBlocks
 from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit, alternate, start_scale
-from cbmm_spark.kernels.in_process import Penalty
+from cbmm_spark.kernels.model import Penalty
 from cbmm_spark.packing.tile_codec import encode_bits
 from cbmm_spark.simulation.generator import World, draw_block
 from cbmm_spark.spark.session import build_session, stop_session

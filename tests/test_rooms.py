@@ -33,9 +33,6 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 OUTSIDE_KERNELS = {"pyspark", "pyarrow", "delta", "py4j", "pandas"}
 
-# Names that still stand for two classes, to be renamed; the list only gets shorter.
-TWICE = {"Counts", "History", "Kept", "Listing", "Packed", "Plan", "Ridge"}
-
 
 def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
@@ -111,5 +108,5 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where[node.name].add(str(path.relative_to(PACKAGE)))
-    twice = {name: sorted(files) for name, files in where.items() if len(files) > 1 and name not in TWICE}
+    twice = {name: sorted(files) for name, files in where.items() if len(files) > 1}
     assert twice == {}

@@ -1,4 +1,4 @@
-"""The command line: which commands and options there are. `cli` does what they say."""
+"""The command line: which commands and options there are. `main` does what they say."""
 
 from __future__ import annotations
 

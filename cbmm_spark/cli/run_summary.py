@@ -97,7 +97,7 @@ def recovery(warehouse: Warehouse, run_id: str, truth: Truth, sigma: float) -> d
         Spearman correlations of ability, accuracy (the baseline) and discrimination with the truth, and root mean
         square errors of ability (in standard deviations of ability) and of the probabilities.
     """
-    from cbmm_spark.simulation.recovery import agreement, compare
+    from cbmm_spark.simulation.recovery import agreement, compare_with_truth
 
     models = _joined(
         truth.abilities,
@@ -116,7 +116,7 @@ def recovery(warehouse: Warehouse, run_id: str, truth: Truth, sigma: float) -> d
     ordinary = ~(_array(models, "is_perfect") | _array(models, "is_hopeless"))
     straight = _array(items, "kind") != "miskeyed"
     true_theta = _array(models, "ability")
-    found = compare(
+    found = compare_with_truth(
         (_array(models, "estimate"), _array(items, "estimate_a"), _array(items, "estimate_b")),
         (true_theta, _array(items, "discrimination"), _array(items, "easiness")),
         sigma=sigma,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Listener(Protocol):
-    """What a run tells about itself; `output.Progress` is one."""
+    """What a run tells about itself; `progress.Progress` is one."""
 
     def iteration(
         self,

@@ -11,8 +11,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from cbmm_spark.kernels.model import F64
-from cbmm_spark.kernels.stage import Index
+from cbmm_spark.kernels.model import F64, Index
 from cbmm_spark.spark.scoped import describe_jobs
 from cbmm_spark.tables import SPECS, Warehouse
 from cbmm_spark.tables.warehouse import first_line

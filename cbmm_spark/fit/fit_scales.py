@@ -15,12 +15,12 @@ from cbmm_spark.fit.checkpoint import AbilitySaver
 from cbmm_spark.fit.scales import Scales
 from cbmm_spark.fit.spark_blocks import SparkBlocks
 from cbmm_spark.fit.starts import earlier_abilities
+from cbmm_spark.kernels.aggregate import ScaleTask
 from cbmm_spark.kernels.alternation import IterationRecord, LoopOptions, ScaleFit, alternate, start_scale
 from cbmm_spark.kernels.components import component_numbers
-from cbmm_spark.kernels.in_process import Penalty
-from cbmm_spark.kernels.model import F64
+from cbmm_spark.kernels.counts import Counts
+from cbmm_spark.kernels.model import F64, Penalty
 from cbmm_spark.kernels.paper import PaperFit, PaperTask, run_paper
-from cbmm_spark.kernels.stage import Counts, ScaleTask
 from cbmm_spark.runs.table import RunKey
 from cbmm_spark.tables import Warehouse
 
@@ -140,7 +140,7 @@ def _further_starts(
 
 
 def check_connected(counts: Mapping[str, Counts]) -> None:
-    """Refuse scales whose models fall into groups without a common item (case F6).
+    """Refuse scales whose models fall into groups without a common item.
 
     Raises
     ------

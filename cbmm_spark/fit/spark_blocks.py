@@ -24,39 +24,36 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from cbmm_spark.kernels.alternation import ScalePass
-from cbmm_spark.kernels.cells import Block
-from cbmm_spark.kernels.components import merge_labels
-from cbmm_spark.kernels.dated_columns import Moment, seen_by
-from cbmm_spark.kernels.model import F64
-from cbmm_spark.kernels.paper import PaperSums, PaperTask, add_paper_block
-from cbmm_spark.kernels.stage import (
-    Counts,
-    ItemKey,
-    Items,
+from cbmm_spark.fit.chunks import (
+    ITEMS,
+    LABELS,
+    SUMS_SCHEMA,
+    TOTALS,
+    Summed,
+    check_whole,
+    chunk_rows,
+    models_of,
+    read_summed,
+    sums_row,
+)
+from cbmm_spark.kernels.aggregate import (
     ModelResult,
     ScaleSums,
     ScaleTask,
     Totals,
     add_block,
     add_fixed_block,
-    count_block,
     model_stage,
 )
+from cbmm_spark.kernels.alternation import ScalePass
+from cbmm_spark.kernels.cells import Block, ItemKey
+from cbmm_spark.kernels.components import merge_labels
+from cbmm_spark.kernels.counts import Counts, count_block
+from cbmm_spark.kernels.dated_columns import Moment, seen_by
+from cbmm_spark.kernels.model import F64, Items
+from cbmm_spark.kernels.paper import PaperSums, PaperTask, add_paper_block
 from cbmm_spark.packing.tile_codec import ITEM_BLOCK_SCHEMA, join_tiles, read_block
 from cbmm_spark.spark.scoped import job_description, persisted, session_settings
-
-MODEL_CHUNK = 4096
-"""Models whose sums are shuffled as one row."""
-
-TOTALS = -1
-"""Chunk number of the row that carries totals instead of models."""
-
-ITEMS = -3
-"""Chunk number of the row that carries item parameters."""
-
-LABELS = -2
-"""Chunk number of the row that carries every model's component."""
 
 ROWS_A_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -67,13 +64,15 @@ TILE_COLUMNS = (
     "benchmark", "item_block", "item_start", "n_items", "model_start", "n_models", "encoding", "attempted", "solved",
 )  # fmt: skip
 
-SUMS_SCHEMA = "scale string, chunk int, source int, payload binary"
 ITEM_BLOCK_DDL = (
     "benchmark string, item_block int, item_start int, n_items int, models binary, encoding string, "
     "attempted binary, solved binary"
 )
 
 Batches = Iterator[pa.RecordBatch]
+Combine = Callable[[str, int, list[F64]], F64]
+"""What becomes of a scale and chunk, from the payloads of all partitions in order."""
+
 BlockFunction = Callable[[Block, Mapping[str, Any]], pa.RecordBatch]
 
 
@@ -92,7 +91,7 @@ class SparkBlocks:
     partitions
         Item partitions; 0 for the cluster's default parallelism.
     moments
-        By scale the date at which it sees the blocks, where they hold a history (`kernels.history`).
+        By scale the date at which it sees the blocks, where they hold a history (`kernels.dated_columns`).
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class SparkBlocks:
 
     @property
     def blocks(self) -> DataFrame:
-        """Return the cached item blocks (`blocks.ITEM_BLOCK_SCHEMA`)."""
+        """Return the cached item blocks (`tile_codec.ITEM_BLOCK_SCHEMA`)."""
         if self._blocks is None:
             raise RuntimeError("blocks are only there inside the with statement")
         return self._blocks
@@ -136,8 +135,8 @@ class SparkBlocks:
                         count_block(seen.cells, seen.models, counts.setdefault(name, Counts.zeros(n_models)))
             for name, count in counts.items():
                 totals = np.array([count.n_items, count.cells], dtype=np.float64)
-                yield from _chunks(name, count.sums, totals)
-                yield _row(name, LABELS, _partition(), count.labels.astype(np.float64))
+                yield from chunk_rows(name, count.sums, totals, _partition())
+                yield sums_row(name, LABELS, _partition(), count.labels.astype(np.float64))
 
         def add(_scale: str, chunk: int, payloads: list[F64]) -> F64:
             if chunk == LABELS:
@@ -145,8 +144,12 @@ class SparkBlocks:
             return _ordered_sum(payloads)
 
         rows = self._job(partition, add, "count responses")
+        # A scale may have no row: where none of its benchmarks has a block, or no block that its date sees.
+        needed = {name for name in scales if name not in moments and not scales[name].isdisjoint(self.benchmarks)}
+        here = needed | {row.scale for row in rows}
+        check_whole(rows, dict.fromkeys(here, n_models), len(Counts.zeros(0).sums), (TOTALS, LABELS))
         result = {name: Counts.zeros(n_models) for name in scales}
-        for name, chunk, values in rows:
+        for name, chunk, _, values in rows:
             if chunk == TOTALS:
                 result[name].n_items, result[name].cells = int(values[0]), int(values[1])
                 continue
@@ -154,14 +157,12 @@ class SparkBlocks:
                 result[name].labels = values.astype(np.int64)
                 continue
             sums = result[name].sums
-            part = values.reshape(len(sums), -1)
-            where = slice(chunk * MODEL_CHUNK, chunk * MODEL_CHUNK + part.shape[1])
-            for target, source in zip(sums, part, strict=True):
-                target[where] = source
+            for target, source in zip(sums, values.reshape(len(sums), -1), strict=True):
+                target[models_of(chunk)] = source
         return result
 
     def run_pass(self, tasks: Sequence[ScaleTask]) -> dict[str, ScalePass]:
-        """Compute one iteration of some scales: the `RunPass` of `kernels.loop`."""
+        """Compute one iteration of some scales: the `RunPass` of `kernels.alternation`."""
         by_name = {task.name: task for task in tasks}
         moments = self._moments_of(by_name)
 
@@ -175,7 +176,7 @@ class SparkBlocks:
                 arrays = [part.score, part.gradient, part.information]
                 if part.table is not None:
                     arrays.extend(part.table.T)
-                yield from _chunks(name, arrays, np.array(astuple(part.totals), dtype=np.float64))
+                yield from chunk_rows(name, arrays, np.array(astuple(part.totals), dtype=np.float64), _partition())
 
         def update(name: str, chunk: int, payloads: list[F64]) -> F64:
             if chunk == TOTALS:
@@ -184,7 +185,7 @@ class SparkBlocks:
                     totals.add(Totals(*payload))
                 return np.array(astuple(totals), dtype=np.float64)
             task = by_name[name]
-            theta = task.theta[chunk * MODEL_CHUNK : (chunk + 1) * MODEL_CHUNK]
+            theta = task.theta[models_of(chunk)]
             values = _ordered_sum(payloads).reshape(-1, theta.size)
             table = np.ascontiguousarray(values[3:].T) if task.has_table else None
             result = model_stage(task, theta, ScaleSums(table, values[0], values[1], values[2]))
@@ -192,14 +193,14 @@ class SparkBlocks:
 
         label = ", ".join(f"{task.name} ({task.mode})" for task in tasks[:4])
         rows = self._job(partition, update, f"iterate {len(tasks)} scale(s): {label}")
+        check_whole(rows, {name: task.theta.size for name, task in by_name.items()}, 3, (TOTALS,))
         models = {n: ModelResult(*(np.empty(t.theta.size) for _ in range(3))) for n, t in by_name.items()}
         totals = {name: Totals() for name in by_name}
-        for name, chunk, values in rows:
+        for name, chunk, _, values in rows:
             if chunk == TOTALS:
                 totals[name] = Totals(*values.tolist())
                 continue
-            part = values.reshape(3, -1)
-            where = slice(chunk * MODEL_CHUNK, chunk * MODEL_CHUNK + part.shape[1])
+            part, where = values.reshape(3, -1), models_of(chunk)
             models[name].theta[where], models[name].information[where], models[name].residual[where] = part
         return {name: ScalePass(models[name], totals[name]) for name in by_name}
 
@@ -218,25 +219,27 @@ class SparkBlocks:
                         task = by_name[name]
                         add_paper_block(seen, task, sums.setdefault(name, PaperSums.zeros(task.theta.size)))
             for name, part in sums.items():
-                yield from _chunks(name, [part.numerator, part.denominator], np.array([part.loss, part.penalty]))
+                totals = np.array([part.loss, part.penalty])
+                yield from chunk_rows(name, [part.numerator, part.denominator], totals, _partition())
                 packed = [[numbers[key[0]], key[1], a.size, *a, *b] for key, (a, b) in part.items.items()]
-                yield _row(name, ITEMS, _partition(), np.array([x for row in packed for x in row], dtype=np.float64))
+                yield sums_row(
+                    name, ITEMS, _partition(), np.array([x for row in packed for x in row], dtype=np.float64)
+                )
 
         def add(_name: str, chunk: int, payloads: list[F64]) -> F64:
             return np.concatenate(payloads) if chunk == ITEMS else _ordered_sum(payloads)
 
         rows = self._job(partition, add, f"sweep {len(tasks)} scale(s)")
+        check_whole(rows, {name: task.theta.size for name, task in by_name.items()}, 2, (TOTALS, ITEMS))
         sums = {name: PaperSums.zeros(task.theta.size) for name, task in by_name.items()}
-        for name, chunk, values in rows:
+        for name, chunk, _, values in rows:
             out = sums[name]
             if chunk == TOTALS:
                 out.loss, out.penalty = float(values[0]), float(values[1])
             elif chunk == ITEMS:
                 out.items = self._unpack_items(values)
             else:
-                part = values.reshape(2, -1)
-                where = slice(chunk * MODEL_CHUNK, chunk * MODEL_CHUNK + part.shape[1])
-                out.numerator[where], out.denominator[where] = part
+                out.numerator[models_of(chunk)], out.denominator[models_of(chunk)] = values.reshape(2, -1)
         return sums
 
     def _unpack_items(self, values: F64) -> dict[ItemKey, Items]:
@@ -297,28 +300,26 @@ class SparkBlocks:
     def _job(
         self,
         partition: Callable[[Batches], Batches],
-        combine: Callable[[str, int, list[F64]], F64],
+        combine: Combine,
         description: str,
-    ) -> list[tuple[str, int, F64]]:
-        """Run item stage and model stage; return (scale, chunk, values) rows, ordered."""
-
-        def model_partition(batches: Batches) -> Batches:
-            payloads: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
-            for batch in batches:
-                for row in batch.to_pylist():  # a row is a chunk of models
-                    payloads.setdefault((row["scale"], row["chunk"]), []).append((row["source"], row["payload"]))
-            for (scale, chunk), parts in sorted(payloads.items()):
-                ordered = [
-                    np.frombuffer(payload, dtype="<f8") for _, payload in sorted(parts, key=lambda part: part[0])
-                ]
-                yield _row(scale, chunk, 0, combine(scale, chunk, ordered))
-
+    ) -> list[Summed]:
+        """Run item stage and model stage; return the combined rows, ordered."""
         with session_settings(self.spark, FEW_ROWS_A_BATCH), job_description(self.spark, description):
             sums = self.blocks.mapInArrow(partition, SUMS_SCHEMA)
             shuffled = sums.repartition(self.partitions, "scale", "chunk")
-            table = shuffled.mapInArrow(model_partition, SUMS_SCHEMA).toArrow()
-        rows = [(row["scale"], row["chunk"], np.frombuffer(row["payload"], dtype="<f8")) for row in table.to_pylist()]
-        return sorted(rows, key=lambda row: (row[0], row[1]))
+            table = shuffled.mapInArrow(lambda batches: combined(batches, combine), SUMS_SCHEMA).toArrow()
+        return read_summed(table)
+
+
+def combined(batches: Batches, combine: Combine) -> Batches:
+    """Make one row of all rows of a scale and chunk, in the order of the partitions they come from."""
+    payloads: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
+    for batch in batches:
+        for row in batch.to_pylist():  # a row is a chunk of models
+            payloads.setdefault((row["scale"], row["chunk"]), []).append((row["source"], row["payload"]))
+    for (scale, chunk), parts in sorted(payloads.items()):
+        ordered = [np.frombuffer(payload, dtype="<f8") for _, payload in sorted(parts, key=lambda part: part[0])]
+        yield sums_row(scale, chunk, len(ordered), combine(scale, chunk, ordered))
 
 
 def _add_seen(block: Block, tasks: Sequence[ScaleTask], sums: dict[str, ScaleSums]) -> None:
@@ -367,30 +368,9 @@ def _join(batches: Batches) -> Batches:
         yield pa.RecordBatch.from_pylist([join_tiles(waiting)], schema=ITEM_BLOCK_SCHEMA)
 
 
-def _chunks(name: str, arrays: Sequence[F64], totals: F64) -> Batches:
-    """Cut per-model arrays into rows of MODEL_CHUNK models each, and add the row of totals."""
-    source = _partition()
-    size = arrays[0].size
-    for chunk, start in enumerate(range(0, size, MODEL_CHUNK)):
-        part = np.concatenate([array[start : start + MODEL_CHUNK] for array in arrays])
-        yield _row(name, chunk, source, part)
-    yield _row(name, TOTALS, source, totals)
-
-
 def _partition() -> int:
     context = TaskContext.get()
     return 0 if context is None else context.partitionId()
-
-
-def _row(scale: str, chunk: int, source: int, values: F64) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict(
-        {
-            "scale": pa.array([scale], pa.string()),
-            "chunk": pa.array([chunk], pa.int32()),
-            "source": pa.array([source], pa.int32()),
-            "payload": pa.array([values.astype("<f8", copy=False).tobytes()], pa.binary()),
-        }
-    )
 
 
 def _ordered_sum(payloads: Sequence[NDArray[np.float64]]) -> F64:

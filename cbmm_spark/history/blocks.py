@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from cbmm_spark.fit.spark_blocks import SparkBlocks
+from cbmm_spark.kernels.aggregate import ScaleTask
 from cbmm_spark.kernels.alternation import ScalePass
+from cbmm_spark.kernels.counts import Counts
 from cbmm_spark.kernels.paper import PaperSums, PaperTask
-from cbmm_spark.kernels.stage import Counts, ScaleTask
 
 Task = TypeVar("Task")
 

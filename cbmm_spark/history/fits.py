@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from cbmm_spark.config.schema import PackConfig
 from cbmm_spark.console.listener import Listener
 from cbmm_spark.fit.fit_scales import not_converged
-from cbmm_spark.history.plan import Plan
+from cbmm_spark.history.plan import DatePlan
 from cbmm_spark.history.states import States, history_tiles, moments_of
 from cbmm_spark.kernels.alternation import ScaleFit
 from cbmm_spark.kernels.dated_columns import Moment
@@ -32,7 +32,7 @@ class History:
     stepped: DataFrame
     steps: DataFrame
     states: States
-    plan: Plan
+    plan: DatePlan
     keys: list[RunKey]
 
     def moments(self) -> dict[str, Moment]:

@@ -38,7 +38,7 @@ from cbmm_spark.history.states import (
 )
 from cbmm_spark.kernels.alternation import ScaleFit
 from cbmm_spark.packing.job import n_models
-from cbmm_spark.results.results import RunFits, ability_rows, item_rows, iteration_rows, scale_rows, solve_items
+from cbmm_spark.results.results import RunFits, ability_rows, item_rows, iteration_rows, scale_rows, solve_fit_items
 from cbmm_spark.runs.claims import Heartbeat, Terms, check_free, start_runs
 from cbmm_spark.runs.gates import judge_alone
 from cbmm_spark.runs.publish import finish_runs, publish_runs, write_all_results
@@ -445,7 +445,7 @@ class _Job:
         linking = config.linking if self.request.link else replace(config.linking, method="off")
         fits = {fit.name: fit for run in good for fit in run.fits.values()}
         described = f"cbmm-spark {self.stamp}: solve the items at the final abilities"
-        with blocks.computed(solve_items(blocks, fits, config.rescore), described) as solved:
+        with blocks.computed(solve_fit_items(blocks, fits, config.rescore), described) as solved:
             with job_description(self.spark, f"cbmm-spark {self.stamp}: link the dates"):
                 linked = link_history(
                     self.warehouse, good, solved, items, linking, config.rescore, config.solver.sigma,

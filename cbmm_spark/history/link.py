@@ -18,8 +18,7 @@ from cbmm_spark.config.schema import LinkingConfig, RescoreConfig
 from cbmm_spark.fit.scales import Scales
 from cbmm_spark.kernels.alternation import ScaleFit
 from cbmm_spark.kernels.linking import link_models
-from cbmm_spark.kernels.model import F64, Gauge, standard_gauge
-from cbmm_spark.kernels.stage import Index
+from cbmm_spark.kernels.model import F64, Gauge, Index, standard_gauge
 from cbmm_spark.linking.linking import (
     EarlierRun,
     ItemReader,
@@ -95,7 +94,7 @@ def link_history(
     runs
         At least one, oldest first.
     solved
-        The items of all fits (`results.solve_items`), under the fits' names. Read only where items are needed.
+        The items of all fits (`results.solve_fit_items`), under the fits' names. Read only where items are needed.
     items
         The `items` table.
     linking, rescore

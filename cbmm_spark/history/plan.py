@@ -24,14 +24,14 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DatePlan:
     """All dates that can be fitted, oldest first, and the fits: benchmarks and number of the first date by name."""
 
     dates: list[Planned]
     fits: dict[str, tuple[frozenset[str], int]]
 
 
-def plan_fits(dates: Sequence[dt.date], changes: Mapping[str, NDArray[np.int32]], config: ScalesConfig) -> Plan:
+def plan_fits(dates: Sequence[dt.date], changes: Mapping[str, NDArray[np.int32]], config: ScalesConfig) -> DatePlan:
     """Choose the scales of every date, and one fit for dates between which nothing of a scale changed.
 
     Parameters
@@ -68,4 +68,4 @@ def plan_fits(dates: Sequence[dt.date], changes: Mapping[str, NDArray[np.int32]]
             fits.setdefault(name, (benchmarks, number))
             source[scale] = name
         planned.append(Planned(number, date, scales, source))
-    return Plan(planned, fits)
+    return DatePlan(planned, fits)

@@ -3,7 +3,7 @@
 Every response belongs to a *step*: the first of the chosen dates by whose end (UTC) it had been evaluated; a response
 without a date belongs to step 0. A model's *states* on a benchmark are told apart by the steps that brought cells: the
 state that begins at a step holds all cells up to it and is good until the next begins. The blocks have one column a
-state (`kernels.history`), so that what a date adds is stored once, however many dates see it.
+state (`kernels.dated_columns`), so that what a date adds is stored once, however many dates see it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _SHOWN = 3
 class Coverage:
     """How much of a benchmark the models of a batch answered: shares of the items that any of them has.
 
-    A row without a verdict is no answer (case R7: what ended in an error is missing, and coverage shows it).
+    A row without a verdict is no answer (what ended in an error is missing, and coverage shows it).
     """
 
     benchmark: str
@@ -71,7 +71,7 @@ def check_batch(batch: Batch, known: Known, before: Members | None, checks: Chec
         What the same files held when the same input was last ingested; None: it was not, or nobody asks.
     checks
         How strict to be. A benchmark of which an item has two contents is left out where content is "fail": answers to
-        them must not be mixed (case R9).
+        them must not be mixed.
     whole
         Take all benchmarks or none.
 
@@ -170,7 +170,7 @@ def _contents_sentence(found: Mapping[str, Sequence[str]], where: str) -> tuple[
 
 # ------------------------------------------------------------------------------------------------ names
 def _names_alike(batch: Batch, known: Known, left: Sequence[str]) -> list[str]:
-    """Names that differ by case or white space only (case R8)."""
+    """Names that differ by case or white space only."""
     told = []
     for kind, mine, stored in (
         ("model", batch.models, known.all_models),
@@ -196,7 +196,7 @@ def _folded(name: str) -> str:
 
 # ------------------------------------------------------------------------------------------------ vanished
 def _vanished(batch: Batch, before: Members | None, left: Sequence[str]) -> list[str]:
-    """Models and items that the same files had when they were last ingested, and lack now (case R14)."""
+    """Models and items that the same files had when they were last ingested, and lack now."""
     if before is None:
         return []
     gone = batch.members.lacks(before)

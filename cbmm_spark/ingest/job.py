@@ -46,7 +46,7 @@ class Given:
     path
         File, folder or glob, or the name of a catalog's table.
     format
-        One of `readers.FORMATS`.
+        One of `registry.FORMATS`.
     benchmark, model
         For a source that has no column for them.
     items
@@ -99,7 +99,7 @@ def ingest(
     path, format, benchmark, model, items
         As in `Given`.
     mapping
-        A TOML file to lay over `config.ingest` (`config.load_mapping`).
+        A TOML file to lay over `config.ingest` (`load.load_mapping`).
     fingerprint
         What `sources.fingerprint` said of the input before it was read, kept in `ingests`: a night leaves an input
         alone whose fingerprint is still the same.

@@ -58,7 +58,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Listing:
+class RefusedSummary:
     """What is in quarantine.
 
     Attributes
@@ -96,7 +96,7 @@ class Listing:
         return told
 
 
-def list_refused(warehouse: Warehouse, selection: Selection, limit: int) -> Listing:
+def list_refused(warehouse: Warehouse, selection: Selection, limit: int) -> RefusedSummary:
     """Count the rows of `quarantine` by reason and source.
 
     Parameters
@@ -109,14 +109,14 @@ def list_refused(warehouse: Warehouse, selection: Selection, limit: int) -> List
         The number of groups to name; the others are counted.
     """
     if not warehouse.exists("quarantine"):
-        return Listing(0, {}, (), 0, 0, {})
+        return RefusedSummary(0, {}, (), 0, 0, {})
     rows = warehouse.read("quarantine").where(selection.condition())
     groups = rows.groupBy("reason", "source").agg(F.count("*").alias("rows"))
     by_reason = {row["reason"]: row["rows"] for row in _summed(groups).collect()}
     shown = groups.orderBy(F.desc("rows"), "reason", "source").limit(limit).collect()
     total, named = sum(by_reason.values()), sum(row["rows"] for row in shown)
     count = groups.count()
-    return Listing(
+    return RefusedSummary(
         rows=total,
         by_reason=by_reason,
         groups=tuple(Group(row["reason"], row["source"], row["rows"]) for row in shown),

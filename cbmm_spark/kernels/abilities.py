@@ -1,7 +1,7 @@
 """The ability update: with items fixed, a model is a one-dimensional root, found from tables or from exact sums.
 
 theta_i solves ``G_i(theta) + lambda theta = S_i``, where ``G_i(theta) = sum_j n_ij a_j P(a_j theta + b_j)``
-increases and ``S_i = sum_j k_ij a_j`` is what the model's answers earned. Source: method.md section 3, "Model stage".
+increases and ``S_i = sum_j k_ij a_j`` is what the model's answers earned. Source: method.md section 4, "Model stage".
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The outer loop: alternate, gauge, accelerate, stop. Holds theta and nothing else that matters.
 
-It does not know where a pass is computed: `run_pass` is given. Source: method.md section 3 ("Gauge", "Exact
-iterations", "Stop", "Certificate").
+It does not know where a pass is computed: `run_pass` is given. Source: method.md sections 5 and 6.
 """
 
 from __future__ import annotations
@@ -12,25 +11,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cbmm_spark.kernels.aggregate import EXACT_RESIDUAL, Mode, ModelResult, ScaleTask, Totals
 from cbmm_spark.kernels.anderson import Anderson
+from cbmm_spark.kernels.cells import ItemKey
 from cbmm_spark.kernels.components import component_numbers
+from cbmm_spark.kernels.counts import Counts
+from cbmm_spark.kernels.exact import ITEM_TOLERANCE
+from cbmm_spark.kernels.initial import initial_abilities, warm_abilities
 from cbmm_spark.kernels.items import LARGEST_THETA
-from cbmm_spark.kernels.model import F64, Ridge, best_gauge, standard_gauge
+from cbmm_spark.kernels.model import F64, Index, Items, Ridge, best_gauge, standard_gauge
 from cbmm_spark.kernels.nodes import Nodes, make_nodes
-from cbmm_spark.kernels.passes import ITEM_TOLERANCE
-from cbmm_spark.kernels.stage import (
-    EXACT_RESIDUAL,
-    Counts,
-    Index,
-    ItemKey,
-    Items,
-    Mode,
-    ModelResult,
-    ScaleTask,
-    Totals,
-    initial_abilities,
-    warm_abilities,
-)
 
 RELATIVE_ROUNDING = 1e-12
 """Two objectives that differ by less than this, relatively, are equal."""

@@ -1,6 +1,6 @@
 """Anderson acceleration of the fixed point theta = M(theta), type II, weighted by the models' information.
 
-Source: Anderson (1965); Walker & Ni, SIAM J. Numer. Anal. 49 (2011). Acceptance is the caller's: see `loop`.
+Source: Anderson (1965); Walker & Ni, SIAM J. Numer. Anal. 49 (2011). Acceptance is the caller's: see `alternation`.
 """
 
 from __future__ import annotations

@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from cbmm_spark.kernels.model import F64
+from cbmm_spark.kernels.model import F64, Index
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 Kind = type[np.float32] | type[np.float64]
+
+ItemKey = tuple[str, int]
+"""Benchmark, and number of a block's first item."""
 
 
 FEW_MISSING = 1.0 / 12.0
@@ -260,6 +263,13 @@ class Block:
     cells: Cells
     models: NDArray[np.int64]
     item_start: int = 1
+
+
+def columns(models: Index) -> Index | slice:
+    """Return a slice where the models are consecutive numbers: slices copy nothing."""
+    if models.size and models[-1] - models[0] + 1 == models.size and (np.diff(models) == 1).all():
+        return slice(int(models[0]), int(models[-1]) + 1)
+    return models
 
 
 def weighted_count(index: NDArray[Any], weights: F64, size: int) -> F64:

@@ -1,19 +1,17 @@
 """Which models and items hang together: estimates of different connected components have no common scale.
 
 Models and items form a bipartite graph with an edge for every observed cell. A component is named by the smallest
-position of a model in it. Source: method.md section 5, "Connectivity".
+position of a model in it. Source: method.md section 8, "Connected components".
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from cbmm_spark.kernels.cells import U8, BitCells, Cells, CountCells, SparseCells
-
-Index = NDArray[np.int64]
+from cbmm_spark.kernels.model import Index
 
 
 def block_groups(cells: Cells) -> list[Index]:

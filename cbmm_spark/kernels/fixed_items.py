@@ -10,7 +10,7 @@ A *fresh* model is one that the items were not fitted to. In a joint fit every m
 answers and so moves a little further from the middle: by the share 1/N of the items' information that it brings. Fixed
 items lack that pull, which with J items amounts to ``J/N`` in the equation above, and where J is many times N to tenths
 of a standard error. It is added in expectation (`pull`), so that a fresh model stands where it would have stood among
-the run's own. Source: method.md section 6; the pull is this project's (docs/linking.md).
+the run's own. Source: docs/linking.md; the pull is this project's.
 """
 
 from __future__ import annotations
@@ -23,22 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmm_spark.kernels.abilities import newton_abilities, solve_from_table
+from cbmm_spark.kernels.block_products import ITEM_PIECE, MODEL_PIECE, pieces, scores, table_sums
 from cbmm_spark.kernels.cells import Block, Cells, CountCells, SparseCells, Workspace, weighted_count
+from cbmm_spark.kernels.exact import EXACT_ITEM_PIECE, EXACT_MODEL_PIECE
 from cbmm_spark.kernels.items import LARGEST_THETA
 from cbmm_spark.kernels.linking import NODES, item_variance, quantiles
-from cbmm_spark.kernels.model import F64, Ridge, sigmoid
+from cbmm_spark.kernels.model import F64, Index, Ridge, sigmoid
 from cbmm_spark.kernels.nodes import Nodes, make_nodes
-from cbmm_spark.kernels.passes import (
-    EXACT_ITEM_PIECE,
-    EXACT_MODEL_PIECE,
-    ITEM_PIECE,
-    MODEL_PIECE,
-    pieces,
-    scores,
-    table_sums,
-)
 
-Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 REACH = 3.0

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from cbmm_spark.kernels.aggregate import ScaleSums, ScaleTask, add_block, model_stage
 from cbmm_spark.kernels.alternation import Listener, LoopOptions, ScaleFit, ScalePass, alternate, start_scale
+from cbmm_spark.kernels.block_items import solve_block
+from cbmm_spark.kernels.block_products import item_moments
 from cbmm_spark.kernels.cells import Block
+from cbmm_spark.kernels.counts import Counts, count_block
+from cbmm_spark.kernels.exact import exact_block
 from cbmm_spark.kernels.items import ItemSolution
-from cbmm_spark.kernels.model import F64, Ridge
-from cbmm_spark.kernels.passes import exact_block, item_moments, solve_block
-from cbmm_spark.kernels.stage import Counts, ScaleSums, ScaleTask, add_block, count_block, model_stage
-
-
-@dataclass(frozen=True)
-class Penalty:
-    """The configured penalty; an ability weight of None means lambda_a * J / N of the scale (method.md section 1)."""
-
-    ability: float | None = None
-    discrimination: float = 0.25
-    easiness: float = 0.1
-
-    def of_scale(self, n_items: int, n_models: int) -> Ridge:
-        """Return the penalty of a scale with J items and N models."""
-        balanced = self.discrimination * n_items / max(n_models, 1)
-        return Ridge(balanced if self.ability is None else self.ability, self.discrimination, self.easiness)
+from cbmm_spark.kernels.model import F64, Penalty
 
 
 def count_scales(blocks: Sequence[Block], scales: Mapping[str, frozenset[str]], n_models: int) -> dict[str, Counts]:
@@ -75,7 +63,7 @@ def fit_blocks(
     sigma
         Temperature.
     options, start, known, listener
-        See `loop`; starts by scale name.
+        See `alternation`; starts by scale name.
 
     Returns
     -------

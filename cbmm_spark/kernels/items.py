@@ -5,22 +5,20 @@ Item j minimises, over a >= 0 and b,
     f(a, b) = sum_q C_jq softplus(a t_q + b) - r_j b - s_j a + lambda_a/2 a^2 + lambda_b/2 b^2
 
 where C_jq are the attempts of the item at the points t_q (ability nodes, or the abilities themselves), r_j the
-successes and s_j the ability-weighted successes. One repeat = majorize at (a, b), then the two-variable non-negative
-least squares in closed form. All items of a block go at once; those that are done drop out.
-Source: method.md section 3, "Item stage"; Qu et al. (2026) for the majorization and the closed forms.
+successes and s_j the ability-weighted successes. One repeat = the quadratic with Newton's curvature P(1-P) at (a, b),
+then its two-variable non-negative least squares in closed form, shortened where the objective would rise. All items of
+a block go at once; those that are done drop out. Source: method.md section 4, "Item stage"; Qu et al. (2026) for the
+closed forms.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbmm_spark.kernels.model import F64
-
-Majorizer = Literal["newton", "tight", "uniform"]
 
 TINY = 1e-100
 
@@ -87,7 +85,7 @@ class ItemSolution:
         KKT residual in standard errors: the length of the remaining constrained Newton step in the metric of the
         curvature.
     repeats
-        Majorize-and-solve repeats used by the slowest item.
+        Newton steps used by the slowest item.
     """
 
     a: F64
@@ -150,28 +148,20 @@ def _may_overflow(problem: ItemProblem, a: F64, b: F64) -> bool:
     return float((np.abs(a) * largest + np.abs(b)).max(initial=0.0)) > EXPONENT
 
 
-def _evaluate(problem: ItemProblem, a: F64, b: F64, majorizer: Majorizer, scratch: Scratch) -> State:
+def _evaluate(problem: ItemProblem, a: F64, b: F64, scratch: Scratch) -> State:
     t, c = problem.points, problem.weights
     shared = t.ndim == 1
-    x, curve = scratch.take(a.size)
+    x, other = scratch.take(a.size)
     _exponents(problem, a, b, x)
-    if majorizer == "tight":
-        half = np.maximum(0.5 * np.abs(x), 1e-8)
-        curve = c * (np.tanh(half) / (4.0 * half))
     np.negative(x, out=x)
     if _may_overflow(problem, a, b):
         np.minimum(x, EXPONENT, out=x)
     e = np.exp(x, out=x)
     e += 1.0
     p = np.reciprocal(e, out=e)
-    if majorizer == "newton":
-        cp = np.multiply(c, p, out=curve)
-        np.multiply(cp, p, out=p)
-        curve, cp = np.subtract(cp, p, out=p), cp
-    else:
-        cp = np.multiply(c, p, out=p)
-        if majorizer == "uniform":
-            curve = np.broadcast_to(0.25 * c, cp.shape)
+    cp = np.multiply(c, p, out=other)
+    np.multiply(cp, p, out=p)
+    curve = np.subtract(cp, p, out=p)
     if shared:
         basis = np.stack([np.ones_like(t), t, t * t], axis=1)
         first, second = cp @ basis[:, :2], curve @ basis
@@ -293,11 +283,10 @@ def _inside(point: tuple[F64, F64], state: State, box: Box, da: F64, db: F64) ->
 def solve_items(
     problem: ItemProblem,
     start: tuple[F64, F64] | None = None,
-    majorizer: Majorizer = "newton",
     tolerance: float = 1e-7,
     max_repeats: int = 200,
 ) -> ItemSolution:
-    """Solve all item problems of a block to their minima.
+    """Solve all item problems of a block to their minima; for non-negative weights no repeat raises an objective.
 
     Parameters
     ----------
@@ -305,9 +294,6 @@ def solve_items(
         The problems.
     start
         (a, b) to begin with; from moments where not given.
-    majorizer
-        ``newton`` (curvature P(1-P), steps shortened where needed, see `falling_share`), ``tight``
-        (Jaakkola & Jordan 2000) or ``uniform`` (1/4, the paper's). Each is monotone for non-negative weights.
     tolerance
         An item is done when its residual is at most this (in standard errors).
     max_repeats
@@ -325,7 +311,7 @@ def solve_items(
     part, at, bt = problem, a.copy(), b.copy()
     scratch, repeats = Scratch(problem), 0
     while True:
-        state = _evaluate(part, at, bt, majorizer, scratch)
+        state = _evaluate(part, at, bt, scratch)
         da, db, length = newton_step((at, bt), state, box)
         a[rows], b[rows], residual[rows] = at, bt, length
         busy = np.flatnonzero(length > tolerance)
@@ -333,10 +319,9 @@ def solve_items(
             break
         if busy.size < 0.7 * rows.size:
             rows, part, at, bt, da, db = rows[busy], part.take(busy), at[busy], bt[busy], da[busy], db[busy]
-        if majorizer == "newton":
-            share = falling_share(part, at, bt, da, db, scratch)
-            da *= share
-            db *= share
+        share = falling_share(part, at, bt, da, db, scratch)
+        da *= share
+        db *= share
         at, bt = np.maximum(at + da, 0.0), bt + db
         repeats += 1
     return ItemSolution(a, b, item_objective(problem, a, b, scratch), residual, repeats)

@@ -1,6 +1,6 @@
 """The response model: link, ridge penalty, gauge and standardisation.
 
-Source: method.md sections 1 and 3 after Qu, Heng, Zeng & Liu (arXiv:2605.07046), there written with Phi for the link.
+Source: method.md sections 1, 2 and 5 after Qu, Heng, Zeng & Liu (arXiv:2605.07046), who write Phi for the link.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
 
+Index = NDArray[np.int64]
+"""Positions or numbers of models."""
+
+Items = tuple[F64, F64]
+"""Discrimination and easiness of a block's items, divided by sigma."""
+
 
 @dataclass(frozen=True)
 class Ridge:
     """Weights of the quadratic penalty ``ability/2 sum(theta^2) + discrimination/2 sum(a^2) + easiness/2 sum(b^2)``.
 
-    Zero in all three is the paper's estimator. Positive weights make every optimum finite (method.md section 1).
+    Zero in all three is the paper's estimator. Positive weights make every optimum finite (method.md section 2).
     """
 
     ability: float
@@ -27,6 +33,20 @@ class Ridge:
     def for_temperature(self, sigma: float) -> Ridge:
         """Return the same penalty for parameters a/sigma and b/sigma."""
         return Ridge(self.ability, self.discrimination * sigma**2, self.easiness * sigma**2)
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """The configured penalty; an ability weight of None means lambda_a * J / N of the scale (method.md section 2)."""
+
+    ability: float | None = None
+    discrimination: float = 0.25
+    easiness: float = 0.1
+
+    def of_scale(self, n_items: int, n_models: int) -> Ridge:
+        """Return the penalty of a scale with J items and N models."""
+        balanced = self.discrimination * n_items / max(n_models, 1)
+        return Ridge(balanced if self.ability is None else self.ability, self.discrimination, self.easiness)
 
 
 @dataclass(frozen=True)
@@ -88,7 +108,7 @@ def best_gauge(
     Notes
     -----
     For a given stretch c the best shift m is linear, and for a given shift c^4 is a ratio; the two are alternated until
-    they stand still. Each half step minimises exactly, so the penalty never rises (method.md section 3, "Gauge").
+    they stand still. Each half step minimises exactly, so the penalty never rises (method.md section 5, "Gauge").
     """
     mean = theta_sum / n_models
     variance = max(theta_square / n_models - mean**2, 0.0)

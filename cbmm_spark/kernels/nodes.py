@@ -3,7 +3,7 @@
 A function of ability that is needed at N abilities is computed at Q nodes and interpolated: ``f(theta_i) ~ sum_q
 B_iq f(t_q)`` with few non-zero weights a row. Nodes are equidistant in ``u = arcsinh((t - centre) / width)``, so
 that they are equidistant where models are and thin out smoothly in the tails: an outlier lengthens the grid by a few
-nodes and does not coarsen it. Source: method.md section 3, "Nodes"; the order of interpolation and the mapping are
+nodes and does not coarsen it. Source: method.md section 4, "Nodes"; the order of interpolation and the mapping are
 this project's (docs/decisions).
 """
 

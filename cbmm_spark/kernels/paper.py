@@ -3,7 +3,7 @@ cannot hold.
 
 One sweep majorizes once with the uniform curvature 1/4 and updates a, b and theta in turn on that majorizer; it
 costs one exponential a cell. Unlike the solver of this project the items carry state, (a, b), which travels with theta.
-Source: Qu, Heng, Zeng & Liu (arXiv:2605.07046); method.md section 2. Parameters are divided by sigma here, so the
+Source: Qu, Heng, Zeng & Liu (arXiv:2605.07046); method.md section 3. Parameters are divided by sigma here, so the
 majorizer's step is ``4 (k - n P)`` and a penalty lambda adds 4 lambda to a denominator.
 """
 
@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cbmm_spark.kernels.cells import Block, Cells, CountCells, SparseCells, Workspace, weighted_count
-from cbmm_spark.kernels.model import F64, Ridge
-from cbmm_spark.kernels.passes import pieces
-from cbmm_spark.kernels.stage import Index, ItemKey, Items, columns
+from cbmm_spark.kernels.block_products import pieces
+from cbmm_spark.kernels.cells import Block, Cells, CountCells, ItemKey, SparseCells, Workspace, columns, weighted_count
+from cbmm_spark.kernels.model import F64, Index, Items, Ridge
 
 ITEM_PIECE, MODEL_PIECE = 64, 1024
 

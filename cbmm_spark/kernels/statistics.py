@@ -2,58 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2, norm, rankdata, spearmanr
 
-from cbmm_spark.kernels.model import F64, Gauge, Ridge
+from cbmm_spark.kernels.model import F64, Ridge
 
 
 def ability_errors(information: F64, ridge: float) -> F64:
     """Return the standard errors of abilities: 1 / sqrt(information + lambda), infinite where there is none of either.
 
-    Source: method.md section 5.
+    Source: method.md section 8, "Standard errors".
     """
     total = information + ridge
     return np.where(total > 1e-200, 1.0 / np.sqrt(np.maximum(total, 1e-200)), np.inf)
 
 
-@dataclass(frozen=True)
-class ItemErrors:
-    """Standard errors on the published scale, each of shape (J,); NaN where a parameter is at its bound."""
-
-    discrimination: F64
-    easiness: F64
-
-
-def item_errors(curvature: tuple[F64, F64, F64], a: F64, ridge: Ridge, gauge: Gauge, sigma: float) -> ItemErrors:
-    """Return standard errors of discrimination and easiness from the 2 x 2 information of each item.
+def item_variances(curvature: tuple[F64, F64, F64], a: F64, ridge: Ridge) -> tuple[F64, F64, F64]:
+    """Return (var a, cov, var b) of each item on the fit's scale, for the parameters divided by sigma.
 
     Parameters
     ----------
     curvature
-        (aa, ab, bb) for the parameters divided by sigma, without ridge.
+        (aa, ab, bb) without ridge, each of shape (J,).
     a
-        Discrimination; where it is 0 the problem is one-dimensional in b and its own error has no value.
+        Discrimination, shape (J,). Where it is 0 the problem is one-dimensional in b: var a is NaN and cov 0.
     ridge
         Penalty for the parameters divided by sigma.
-    gauge
-        From the fit's scale to the published one.
-    sigma
-        Temperature.
-    """
-    var_a, cov, var_b = item_variances(curvature, a, ridge)
-    m, c = gauge.shift, gauge.stretch
-    moved = var_b + 2.0 * m * np.where(a > 0.0, cov + 0.5 * m * var_a, 0.0)
-    return ItemErrors(sigma * c * np.sqrt(var_a), sigma * np.sqrt(np.maximum(moved, 0.0)))
-
-
-def item_variances(curvature: tuple[F64, F64, F64], a: F64, ridge: Ridge) -> tuple[F64, F64, F64]:
-    """Return (var a, cov, var b) of each item on the fit's scale, for the parameters divided by sigma.
-
-    Where a = 0 the problem is one-dimensional in b: var a is NaN and cov 0. Parameters are those of `item_errors`.
     """
     aa, ab, bb = curvature[0] + ridge.discrimination, curvature[1], curvature[2] + ridge.easiness
     determinant = np.maximum(aa * bb - ab * ab, 1e-300)

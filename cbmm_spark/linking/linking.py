@@ -102,8 +102,8 @@ def link_scales(
     fits, scales
         The fits and the scales they are shown as.
     solved
-        The fits' items (`results.solve_items`), computed and persisted: read once, or twice where a reference has too
-        few of them.
+        The fits' items (`results.solve_fit_items`), computed and persisted: read once, or twice where a reference has
+        too few of them.
     items
         The `items` table.
     linking, rescore

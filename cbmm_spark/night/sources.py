@@ -28,7 +28,7 @@ _NO_DELTA = ("DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "DELTA_TABLE_
 
 
 @dataclass(frozen=True)
-class Listing:
+class SourceContents:
     """What is behind a location.
 
     Attributes
@@ -95,7 +95,7 @@ def ingest_options(source: SourceConfig) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value}
 
 
-def look_for(spark: SparkSession, location: str) -> Listing | None:
+def look_for(spark: SparkSession, location: str) -> SourceContents | None:
     """Return what is behind an input's location, None where there is nothing (a folder without a file is nothing).
 
     Names, sizes and times of files are asked for, not their content: one small Spark job.
@@ -111,7 +111,7 @@ def look_for(spark: SparkSession, location: str) -> Listing | None:
             return _table(spark, table) if spark.catalog.tableExists(table) else None
         # A pattern names files, never a Delta table.
         if not PATTERN.intersection(location) and DeltaTable.isDeltaTable(spark, location):
-            return Listing(_version(DeltaTable.forPath(spark, location)))
+            return SourceContents(_version(DeltaTable.forPath(spark, location)))
         return _files(binary_files(spark, location))
     except (PySparkException, Py4JJavaError) as error:
         if isinstance(error, PySparkException) and (error.getCondition() or "").startswith(_MISSING):
@@ -123,7 +123,7 @@ def look_for(spark: SparkSession, location: str) -> Listing | None:
             raise InputError(f"{location} cannot be listed: {first_line(error)}") from error
 
 
-def _files(files: DataFrame) -> Listing | None:
+def _files(files: DataFrame) -> SourceContents | None:
     file = (F.col("path"), F.col("length"), F.col("modificationTime"))
     # Sums over files, so that their order does not matter: two hashes of each, 128 bits that must both agree.
     row = files.agg(
@@ -134,16 +134,16 @@ def _files(files: DataFrame) -> Listing | None:
     ).head()
     if row is None or not row["files"]:
         return None
-    return Listing(f"{row['files']} {row['bytes']} {row['one']} {row['two']}", row["files"])
+    return SourceContents(f"{row['files']} {row['bytes']} {row['one']} {row['two']}", row["files"])
 
 
-def _table(spark: SparkSession, name: str) -> Listing:
+def _table(spark: SparkSession, name: str) -> SourceContents:
     try:
-        return Listing(_version(DeltaTable.forName(spark, name)))
+        return SourceContents(_version(DeltaTable.forName(spark, name)))
     except PySparkException as error:
         if not (error.getCondition() or "").startswith(_NO_DELTA):
             raise
-        return Listing(None)
+        return SourceContents(None)
 
 
 def _version(table: DeltaTable) -> str:
@@ -167,7 +167,7 @@ def fingerprint(source: SourceConfig, rules: IngestConfig, states: Mapping[str, 
     rules
         `config.ingest`.
     states
-        `Listing.state` by location, of its input and of the files its options name.
+        `SourceContents.state` by location, of its input and of the files its options name.
     """
     told = {"rules": dataclasses.asdict(rules), "states": dict(states), "version": __version__}
     return f"{source_key(source)}:{_hash(told)}"
@@ -214,8 +214,12 @@ def last_of_each(ingests: Sequence[Mapping[str, Any]]) -> dict[str, LastIngest]:
     }
 
 
-def decide(
-    source: SourceConfig, rules: IngestConfig, found: Mapping[str, Listing | None], last: LastIngest | None, skip: bool
+def decide_source(
+    source: SourceConfig,
+    rules: IngestConfig,
+    found: Mapping[str, SourceContents | None],
+    last: LastIngest | None,
+    skip: bool,
 ) -> Decision:
     """Say what to do with a source.
 
@@ -270,7 +274,7 @@ def decide_all(
             yield Decision(source, "failed", str(error))
             continue
         last = last_ingests(warehouse)  # the ingests of this night so far among them
-        yield decide(source, rules, found, last.get(source_key(source)), skip)
+        yield decide_source(source, rules, found, last.get(source_key(source)), skip)
 
 
 def _hash(told: Mapping[str, Any]) -> str:

@@ -63,14 +63,14 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedVersion:
     """A version of a packed table and its note."""
 
     version: int
     note: Note
 
 
-def packed(warehouse: Warehouse, name: str) -> Packed | str:
+def packed(warehouse: Warehouse, name: str) -> PackedVersion | str:
     """Return what a table holds, or in words why that cannot be told."""
     if not warehouse.exists(name):
         return f"{name} is not there yet"
@@ -82,7 +82,7 @@ def packed(warehouse: Warehouse, name: str) -> Packed | str:
         note = _note(commit.note)
         if note is None:
             return f"the last change of {name} ({commit.operation}) does not say what is packed"
-        return Packed(commit.version, note)
+        return PackedVersion(commit.version, note)
     return f"the history of {name} no longer says what is packed"
 
 
@@ -117,4 +117,4 @@ def _note(text: str | None) -> Note | None:
         return None
 
 
-__all__ = ["APPLICATION", "TABLES", "Note", "Packed", "committed_version", "differs", "packed"]
+__all__ = ["APPLICATION", "TABLES", "Note", "PackedVersion", "committed_version", "differs", "packed"]

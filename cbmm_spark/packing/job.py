@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from cbmm_spark.config.schema import Config, PackConfig
 from cbmm_spark.errors import InputError
 from cbmm_spark.packing.changes import Changes, FeedMissingError, changes_of, moved_starts, tiles_where
-from cbmm_spark.packing.commit_notes import APPLICATION, TABLES, Note, Packed, committed_version, differs, packed
+from cbmm_spark.packing.commit_notes import APPLICATION, TABLES, Note, PackedVersion, committed_version, differs, packed
 from cbmm_spark.packing.model_blocks import ModelBlock, cut, extended, joined
 from cbmm_spark.packing.tiles import TOO_MANY, Layout, benchmark_kinds, kind_columns, patched_tiles, tiles_of
 from cbmm_spark.spark.scoped import persisted
@@ -105,7 +105,7 @@ def _pack(spark: SparkSession, warehouse: Warehouse, config: PackConfig) -> Pack
     version, identifier = responses.version, responses.identifier
     found = {name: packed(warehouse, name) for name in TABLES}
     reason = _why_anew(found, identifier, version, config)
-    states = {name: state for name, state in found.items() if isinstance(state, Packed)}
+    states = {name: state for name, state in found.items() if isinstance(state, PackedVersion)}
     if reason is None and all(state.note.responses_version == version for state in states.values()):
         versions = [states[name].version for name in TABLES]
         return _report(warehouse, version, "current", versions[0], versions[1])
@@ -125,7 +125,7 @@ def _pack(spark: SparkSession, warehouse: Warehouse, config: PackConfig) -> Pack
     return night(replace(note, sequence=max(sequence, int(time.time())))).anew(reason)
 
 
-def _why_anew(found: dict[str, Packed | str], identifier: str, version: int, config: PackConfig) -> str | None:
+def _why_anew(found: dict[str, PackedVersion | str], identifier: str, version: int, config: PackConfig) -> str | None:
     for state in found.values():
         why = state if isinstance(state, str) else differs(state.note, identifier, version, config)
         if why is not None:
@@ -156,7 +156,7 @@ class _Night:
         blocks_version = self._overwrite(_by_bucket(tiles), "response_blocks")
         return self._report("anew", blocks_version, benchmarks_version, reason=reason)
 
-    def incremental(self, states: dict[str, Packed]) -> PackReport:
+    def incremental(self, states: dict[str, PackedVersion]) -> PackReport:
         """Pack what changed since the tables were packed.
 
         Raises

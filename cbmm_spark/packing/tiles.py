@@ -3,7 +3,7 @@
 Where every cell holds one whole answer, the rows of one model on 64 consecutive items become a *word* of two 64-bit
 integers before anything is shuffled (bit_or is an aggregate of fixed width, so Spark hashes and never sorts; and
 `responses` is written model by model, so that the rows of a word follow each other). Other benchmarks become cells
-(attempts, successes). `tile_build` makes a tile of either.
+(attempts, successes). `tile_assembly` makes a tile of either.
 """
 
 from __future__ import annotations

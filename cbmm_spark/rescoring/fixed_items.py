@@ -21,21 +21,20 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from cbmm_spark.config.load import replace_section
 from cbmm_spark.config.schema import Config, RescoreConfig, SolverConfig
 from cbmm_spark.errors import ConfigError, InputError, NotConvergedError
+from cbmm_spark.fit.chunks import SUMS_SCHEMA
 from cbmm_spark.fit.scales import Scales
 from cbmm_spark.fit.spark_blocks import (
     FEW_ROWS_A_BATCH,
     ITEM_BLOCK_DDL,
-    SUMS_SCHEMA,
     TILE_COLUMNS,
     Batches,
     default_parallelism,
 )
 from cbmm_spark.kernels.alternation import ScaleFit
 from cbmm_spark.kernels.cells import Block
+from cbmm_spark.kernels.counts import Counts
 from cbmm_spark.kernels.fixed_items import COUNTED, FrozenItems, FrozenResult, FrozenTask, frozen_nodes, solve_models
-from cbmm_spark.kernels.in_process import Penalty
-from cbmm_spark.kernels.model import F64, Gauge, Ridge
-from cbmm_spark.kernels.stage import Counts, Index
+from cbmm_spark.kernels.model import F64, Gauge, Index, Penalty, Ridge
 from cbmm_spark.kernels.statistics import accuracy_loss, ranks_within
 from cbmm_spark.packing.tile_codec import ITEM_BLOCK_SCHEMA, part_of_tile, read_block
 from cbmm_spark.results.published_scale import ScaleLink

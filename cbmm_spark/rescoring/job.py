@@ -41,10 +41,10 @@ from cbmm_spark.results.results import (
     iteration_rows,
     scale_rows,
     shown_discriminations,
-    solve_items,
+    solve_fit_items,
 )
 from cbmm_spark.runs.claims import Heartbeat, Terms, check_free, start_run
-from cbmm_spark.runs.gates import Verdict, compare, judge
+from cbmm_spark.runs.gates import Verdict, compare_runs, verdict_of
 from cbmm_spark.runs.publish import finish_runs, publish, write_results
 from cbmm_spark.runs.table import RunKey
 from cbmm_spark.spark.scoped import describe_jobs, job_description, side_by_side
@@ -207,7 +207,8 @@ def _run(
                 report = _fit_and_write(spark, warehouse, config, inputs, key, listener, clock, claim, resume)
             else:
                 report = _score_and_write(warehouse, config, inputs, frozen, options.only_new, key, listener, clock)
-            verdict = judge(compare(warehouse, key, config.gates.moved_se), config.gates, options.accept_gates)
+            found = compare_runs(warehouse, key, config.gates.moved_se)
+            verdict = verdict_of(found, config.gates, options.accept_gates)
             listener.event("gates", **verdict.facts())
             verdict.enforce()
     except BaseException as error:
@@ -330,7 +331,7 @@ def _link_and_write(
     """
     spark, sigma, key = warehouse.spark, config.solver.sigma, run.key
     described = f"cbmm-spark {key.run_id}: solve the items at the final abilities"
-    with blocks.computed(solve_items(blocks, run.fits, config.rescore), described) as solved:
+    with blocks.computed(solve_fit_items(blocks, run.fits, config.rescore), described) as solved:
         links, complaints = link_scales(
             warehouse, key.run_id, key.scored_on, run.fits, run.scales, solved, inputs.items, config.linking,
             config.rescore, sigma, listener.event,

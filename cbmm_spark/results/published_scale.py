@@ -53,7 +53,7 @@ class ScaleLink:
     drifted
         The drifted items' numbers, by benchmark.
     n_anchor_models
-        Number of models where the link rests on models (`history_link`), not on items.
+        Number of models where the link rests on models (`history.link`), not on items.
     items_from_run_id
         Run whose item parameters were kept fixed; None where they were fitted.
     """

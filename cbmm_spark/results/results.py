@@ -17,13 +17,15 @@ from cbmm_spark.config.schema import RescoreConfig
 from cbmm_spark.fit.scale_flags import scale_flags
 from cbmm_spark.fit.scales import Scales
 from cbmm_spark.fit.spark_blocks import SparkBlocks
+from cbmm_spark.kernels.aggregate import ScaleTask
 from cbmm_spark.kernels.alternation import IterationRecord, ScaleFit
+from cbmm_spark.kernels.block_items import solve_block
+from cbmm_spark.kernels.block_products import ScaleView, item_moments
 from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.components import first_observers
 from cbmm_spark.kernels.dated_columns import seen_by
+from cbmm_spark.kernels.exact import ExactResult, evaluate_block, exact_block
 from cbmm_spark.kernels.model import F64, Gauge
-from cbmm_spark.kernels.passes import ExactResult, ScaleView, evaluate_block, exact_block, item_moments, solve_block
-from cbmm_spark.kernels.stage import ScaleTask
 from cbmm_spark.kernels.statistics import (
     accuracy_loss,
     constant_easiness,
@@ -205,7 +207,7 @@ def finite(values: F64) -> pa.Array:
 
 
 # ------------------------------------------------------------------------------------------------ items
-def solve_items(blocks: SparkBlocks, fits: Mapping[str, ScaleFit], config: RescoreConfig) -> DataFrame:
+def solve_fit_items(blocks: SparkBlocks, fits: Mapping[str, ScaleFit], config: RescoreConfig) -> DataFrame:
     """Return every fit's items at its final abilities, on the fit's scale and divided by sigma (`SOLVED_DDL`).
 
     Computed on the executors, once for all scales that show a fit; who uses the frame twice persists it.
@@ -258,7 +260,7 @@ def item_rows(
     sigma
         Temperature.
     solved
-        From `solve_items` of the runs' fits.
+        From `solve_fit_items` of the runs' fits.
     """
     spark, labels = items.sparkSession, _labels(runs)
     gauges = [(label, label.gauge(config)) for label in labels]
@@ -304,7 +306,7 @@ def on_scale(solved: DataFrame, shown_as: DataFrame, sigma: float) -> DataFrame:
     Parameters
     ----------
     solved
-        From `solve_items`.
+        From `solve_fit_items`.
     shown_as
         How each fit is published: fit, the gauge's shift and stretch, and what else the rows are to carry. Small.
     sigma

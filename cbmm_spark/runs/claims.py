@@ -48,7 +48,7 @@ class Terms:
     take_over
         Take the day even from a run that lives.
     owner
-        Who claims, as `owner.this_process` names it.
+        Who claims, as `process_identity.this_process` names it.
     """
 
     minutes: float = CLAIM_MINUTES

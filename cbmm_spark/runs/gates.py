@@ -1,7 +1,7 @@
 """The gate before publishing: tonight against the last published night, as pure functions on two summaries.
 
-`compare` makes the summaries with two small Spark jobs; `judge` decides. `docs/decisions/0044-gates.md` says what is
-compared with what.
+`compare_runs` makes the summaries with two small Spark jobs; `verdict_of` decides. `docs/decisions/0044-gates.md` says
+what is compared with what.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def drop(before: int, after: int) -> float:
     return max(before - after, 0) / before if before else 0.0
 
 
-def judge(comparison: Comparison, config: GatesConfig, accepted: bool = False) -> Verdict:
+def verdict_of(comparison: Comparison, config: GatesConfig, accepted: bool = False) -> Verdict:
     """Hold a comparison against the limits.
 
     Parameters
@@ -240,7 +240,7 @@ def _named(comparison: Comparison) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ on Spark
-def compare(warehouse: Warehouse, key: RunKey, moved_se: float) -> Comparison:
+def compare_runs(warehouse: Warehouse, key: RunKey, moved_se: float) -> Comparison:
     """Summarise a run as written and the last published run of an earlier day, in two jobs.
 
     Parameters
@@ -311,7 +311,7 @@ def judge_alone(warehouse: Warehouse, keys: Sequence[RunKey], config: GatesConfi
     found: dict[str, dict[str, ScaleSummary]] = {key.run_id: {} for key in keys}
     for row in counted:
         found[row["run_id"]][row["scale"]] = ScaleSummary(row["models"], 0, 0, unread=row["unread"])
-    return {run_id: judge(Comparison(scales), config) for run_id, scales in found.items()}
+    return {run_id: verdict_of(Comparison(scales), config) for run_id, scales in found.items()}
 
 
 def _scale_rows(warehouse: Warehouse, run_ids: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:

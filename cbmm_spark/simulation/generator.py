@@ -41,10 +41,10 @@ __all__ = [
     "REGULAR",
     "UNINFORMATIVE",
     "Discrimination",
-    "History",
     "Items",
     "Mechanism",
     "PackedBlock",
+    "Releases",
     "Tile",
     "World",
     "build_world",
@@ -64,7 +64,7 @@ Discrimination = Literal["lognormal", "uniform"]
 DISCRIMINATIONS: tuple[Discrimination, ...] = ("lognormal", "uniform")
 
 
-class History(NamedTuple):
+class Releases(NamedTuple):
     """Models of a leaderboard in order of release.
 
     Attributes
@@ -84,7 +84,7 @@ class History(NamedTuple):
 
 def draw_history(
     n_models: int, seed: int, *, days: float = 548.0, n_families: int | None = None, trend: float = 2.0
-) -> History:
+) -> Releases:
     """Draw the models of a leaderboard: abilities rise with the release date, and families share a level.
 
     Parameters
@@ -106,7 +106,7 @@ def draw_history(
     family = rng.integers(families, size=n_models)
     level = rng.normal(0.0, 0.6, families)
     theta = trend * day / days + level[family] + rng.normal(0.0, 0.8, n_models)
-    return History(standardised(theta), day, family)
+    return Releases(standardised(theta), day, family)
 
 
 def split_items(n_items: int, n_benchmarks: int, seed: int) -> NDArray[np.intp]:

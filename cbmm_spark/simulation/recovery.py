@@ -29,7 +29,7 @@ class Agreement(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """What :func:`compare` returns.
+    """What :func:`compare_with_truth` returns.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ def agreement(estimate: FloatArray, truth: FloatArray, chosen: BoolArray | None 
     return Agreement(rmse, _correlation(x, y), _correlation(rankdata(x), rankdata(y)), len(x))
 
 
-def compare(
+def compare_with_truth(
     estimate: tuple[FloatArray, FloatArray, FloatArray],
     truth: tuple[FloatArray, FloatArray, FloatArray],
     *,

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from cbmm_spark.config.schema import Config, SimulateConfig
 from cbmm_spark.errors import ConfigError
 from cbmm_spark.simulation import generator as simulation
-from cbmm_spark.simulation.generator import History, Tile, World
+from cbmm_spark.simulation.generator import Releases, Tile, World
 
 HISTORY, TRUTH_ABILITIES, TRUTH_ITEMS = "history.parquet", "truth_abilities.parquet", "truth_items.parquet"
 
@@ -99,7 +99,7 @@ def simulate(config: Config, out: Path) -> SimulationReport:
 
 
 # ------------------------------------------------------------------------------------------------------------ drawing
-def _draw(settings: SimulateConfig) -> tuple[History, World]:
+def _draw(settings: SimulateConfig) -> tuple[Releases, World]:
     """Draw the truth; what cannot be drawn is named by its key."""
     if settings.perfect + settings.hopeless > settings.models - 2:
         raise ConfigError(
@@ -154,7 +154,7 @@ class _Names:
     evaluated: np.ndarray[Any, np.dtype[np.datetime64]]  # (models, benchmarks)
 
     @staticmethod
-    def of(settings: SimulateConfig, history: History, world: World) -> _Names:
+    def of(settings: SimulateConfig, history: Releases, world: World) -> _Names:
         rng = np.random.default_rng([settings.seed, *b"names"])
         n_models, n_benchmarks = world.run.shape
         start = np.datetime64(_period(settings)[0], "us")
@@ -174,7 +174,7 @@ class _Names:
         )
 
 
-def _model_names(history: History, rng: np.random.Generator) -> list[str]:
+def _model_names(history: Releases, rng: np.random.Generator) -> list[str]:
     """Maker, family, version (which makes the name unique), size and variant."""
     size = rng.integers(len(_SIZES), size=len(history.theta))
     variant = rng.integers(len(_VARIANTS), size=len(history.theta))
@@ -194,7 +194,7 @@ def _numbered(names: Sequence[str], number: int) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
-def _truth_abilities(history: History, world: World, names: _Names) -> pa.Table:
+def _truth_abilities(history: Releases, world: World, names: _Names) -> pa.Table:
     return pa.table(
         {
             "model": names.models,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from textwrap import fill
 
 from cbmm_spark.tables.inputs import INPUTS, INTERNAL
 from cbmm_spark.tables.results import RESULTS
 from cbmm_spark.tables.spec import BASE_PROPERTIES, TableSpec
+
+_WIDTH = 120
 
 _INTRODUCTION = """\
 # Tables
@@ -32,7 +35,7 @@ def document() -> str:
 
 
 def _table(spec: TableSpec) -> str:
-    lines = [f"### {spec.name}", "", spec.comment, "", f"Key: {_code(spec.key)}."]
+    lines = [f"### {spec.name}", "", fill(spec.comment, _WIDTH, break_on_hyphens=False), "", f"Key: {_code(spec.key)}."]
     if spec.partition_by:
         lines[-1] += f" Partitioned by {_code(spec.partition_by)}."
     lines += ["", "| column | type | required | meaning | condition |", "|---|---|---|---|---|"]
@@ -46,7 +49,7 @@ def _table(spec: TableSpec) -> str:
         lines += [f"- {name}: `{condition}`" for name, condition in spec.row_checks.items()]
     own = {key: value for key, value in spec.extra_properties.items() if BASE_PROPERTIES.get(key) != value}
     if own:
-        lines += ["", "Properties: " + ", ".join(f"`{key}` = `{value}`" for key, value in own.items()) + "."]
+        lines += ["", "Properties:", "", *(f"- `{key}` = `{value}`" for key, value in own.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -185,7 +185,7 @@ RESPONSE_BLOCKS = TableSpec(
     name="response_blocks",
     comment=(
         "One row per tile of items of one benchmark by models: the responses packed. Internal; written by packing, "
-        "the bytes are known to blocks.py alone."
+        "the bytes are known to packing alone."
     ),
     made_by="cbmm-spark rescore",
     key=("benchmark", "item_block", "model_start"),

@@ -25,7 +25,7 @@ _SEEN_AT = "coalesce(heartbeat_at, started_at)"
 _logger = logging.getLogger(__name__)
 
 
-class Kept(NamedTuple):
+class StoredRun(NamedTuple):
     """A run as retention sees it."""
 
     run_id: str
@@ -62,7 +62,7 @@ class RetentionReport:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Removals:
     """Runs that go, those kept because they are linked to, and those that keep no saved abilities."""
 
     nights: tuple[str, ...]
@@ -71,7 +71,9 @@ class Plan:
     unsaved: tuple[str, ...]
 
 
-def plan(runs: Iterable[Kept], references: Mapping[str, set[str]], policy: RetentionConfig, today: dt.date) -> Plan:
+def plan(
+    runs: Iterable[StoredRun], references: Mapping[str, set[str]], policy: RetentionConfig, today: dt.date
+) -> Removals:
     """Decide which runs go.
 
     Parameters
@@ -87,7 +89,7 @@ def plan(runs: Iterable[Kept], references: Mapping[str, set[str]], policy: Reten
 
     Returns
     -------
-    Plan
+    Removals
         Never with the newest night, a run that works, or a run that a kept one is linked to.
     """
     runs = list(runs)
@@ -106,7 +108,7 @@ def plan(runs: Iterable[Kept], references: Mapping[str, set[str]], policy: Reten
     ended = [run for run in runs if run.status != "published" and run.seen_on < oldest]
     saved = {run.run_id for run in nights[: policy.keep_saved_nights]}
     published = [run.run_id for run in nights]
-    return Plan(
+    return Removals(
         tuple(sorted(run_id for run_id in published if run_id not in needed)),
         tuple(sorted(run.run_id for run in ended if run.run_id not in needed)),
         tuple(sorted(run_id for run_id in published if run_id in needed - chosen)),
@@ -114,7 +116,7 @@ def plan(runs: Iterable[Kept], references: Mapping[str, set[str]], policy: Reten
     )
 
 
-def _last_of_each(nights: Iterable[Kept], period: Callable[[dt.date], Any], count: int) -> set[str]:
+def _last_of_each(nights: Iterable[StoredRun], period: Callable[[dt.date], Any], count: int) -> set[str]:
     """Return the last night of each of the newest `count` periods that have one; nights come newest first."""
     last: dict[Any, str] = {}
     for night in nights:
@@ -154,7 +156,7 @@ def apply_retention(warehouse: Warehouse, policy: RetentionConfig, today: dt.dat
     # The rows are read before the runs: a run is in `runs` before it writes its first row.
     stored = _stored(warehouse, tables)
     runs = [
-        Kept(*row)
+        StoredRun(*row)
         for row in warehouse.read("runs").select("run_id", "scored_on", "status", F.to_date(F.expr(_SEEN_AT))).collect()
     ]
     decided = plan(runs, _references(warehouse), policy, today)

@@ -1,4 +1,4 @@
-"""A late night, the same night twice and a deliberate re-score, as whole runs (case N1)."""
+"""A late night, the same night twice and a deliberate re-score, as whole runs."""
 
 from __future__ import annotations
 

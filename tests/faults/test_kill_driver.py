@@ -1,4 +1,4 @@
-"""SIGKILL of the driver at any point of a night: nothing half is visible, and running again repairs it (case N2)."""
+"""SIGKILL of the driver at any point of a night: nothing half is visible, and running again repairs it."""
 
 from __future__ import annotations
 

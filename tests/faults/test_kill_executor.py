@@ -1,4 +1,4 @@
-"""SIGKILL of an executor in the middle of a fit: the night ends with the same bits (case N3)."""
+"""SIGKILL of an executor in the middle of a fit: the night ends with the same bits."""
 
 from __future__ import annotations
 

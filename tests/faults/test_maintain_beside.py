@@ -1,4 +1,4 @@
-"""OPTIMIZE and VACUUM in the middle of a fit: it reads the versions it pinned to its end (case N7)."""
+"""OPTIMIZE and VACUUM in the middle of a fit: it reads the versions it pinned to its end."""
 
 from __future__ import annotations
 

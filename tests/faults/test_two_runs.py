@@ -1,4 +1,4 @@
-"""Two runs of one day at once, where no table of results is there yet: one wins, the other is told (case N4)."""
+"""Two runs of one day at once, where no table of results is there yet: one wins, the other is told."""
 
 from __future__ import annotations
 

@@ -16,9 +16,10 @@ from cbmm_spark.fit.fit_scales import fit_scales, loop_options
 from cbmm_spark.fit.scales import choose_scales
 from cbmm_spark.fit.spark_blocks import SparkBlocks
 from cbmm_spark.kernels.alternation import ScaleFit
-from cbmm_spark.kernels.in_process import Penalty, fit_blocks, item_solution
+from cbmm_spark.kernels.in_process import fit_blocks, item_solution
+from cbmm_spark.kernels.model import Penalty
 from cbmm_spark.results.published_scale import on_published_scale
-from cbmm_spark.results.results import RunFits, RunKey, item_rows, solve_items
+from cbmm_spark.results.results import RunFits, RunKey, item_rows, solve_fit_items
 from cbmm_spark.spark.scoped import job_description
 from tests.kernels.layouts import blocks_of, drawn
 from tests.spark.helpers import DAY, Heard, Matrix, tiles_in_memory
@@ -109,7 +110,7 @@ def test_item_parameters_are_those_of_the_dense_fit(
     with SparkBlocks(spark, tiles_in_memory(spark, parts), 2) as blocks:
         scales = choose_scales(GROUPS, blocks.benchmarks)
         rows = item_rows(
-            [RunFits(KEY, scales, dense)], items, RescoreConfig(), 1.0, solve_items(blocks, dense, RescoreConfig())
+            [RunFits(KEY, scales, dense)], items, RescoreConfig(), 1.0, solve_fit_items(blocks, dense, RescoreConfig())
         ).collect()
     found = {(r["scale"], r["benchmark"], r["item_id"]): r for r in rows}
     assert len(rows) == len(found) == 2 * (50 + 30) + 40 + 50 + 30 + 40

@@ -11,7 +11,8 @@ import pytest
 from cbmm_spark.config.schema import RescoreConfig
 from cbmm_spark.fit.scale_flags import scale_flags
 from cbmm_spark.kernels.alternation import ScaleFit
-from cbmm_spark.kernels.in_process import Penalty, fit_blocks
+from cbmm_spark.kernels.in_process import fit_blocks
+from cbmm_spark.kernels.model import Penalty
 from cbmm_spark.tables.results import SCALE_FLAG_REASONS
 from tests.kernels.layouts import blocks_of, drawn
 

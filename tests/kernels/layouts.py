@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cbmm_spark.kernels.in_process import Block
+from cbmm_spark.kernels.cells import Block
 from cbmm_spark.packing.tile_codec import decode
 
 LAYOUTS = ("bits", "counts", "scores", "sparse_bits", "sparse_scores")

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from scipy.optimize import lsq_linear, minimize
 
 from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit
-from cbmm_spark.kernels.in_process import Penalty, fit_blocks, item_solution
+from cbmm_spark.kernels.in_process import fit_blocks, item_solution
 from cbmm_spark.kernels.items import LARGEST_A, LARGEST_B, LARGEST_THETA, LONGEST_STEP, Box, State, newton_step
+from cbmm_spark.kernels.model import Penalty
 from tests.kernels.layouts import blocks_of, drawn
 from tests.oracles import PenalisedObjective, fit_lbfgsb
 

@@ -10,8 +10,9 @@ from scipy.sparse import block_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
 from cbmm_spark.kernels.components import block_groups, component_numbers, first_observers, join_labels, merge_labels
-from cbmm_spark.kernels.in_process import Penalty, count_scales, fit_blocks
-from cbmm_spark.kernels.stage import Counts, count_block
+from cbmm_spark.kernels.counts import Counts, count_block
+from cbmm_spark.kernels.in_process import count_scales, fit_blocks
+from cbmm_spark.kernels.model import Penalty
 from tests.kernels.layouts import LAYOUTS, blocks_of, cells_of, drawn
 
 EVERY = pytest.mark.parametrize("layout", LAYOUTS)

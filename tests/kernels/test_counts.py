@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
+from cbmm_spark.kernels.counts import Counts
 from cbmm_spark.kernels.in_process import count_scales
-from cbmm_spark.kernels.stage import Counts
 from cbmm_spark.kernels.statistics import chance_of_scores
 from tests.kernels.layouts import LAYOUTS, blocks_of, drawn
 
@@ -47,7 +47,7 @@ def check(n: np.ndarray, k: np.ndarray, found: Counts) -> None:
     assert (found.n_items, found.cells) == (n.any(axis=0).sum(), np.count_nonzero(n))
 
 
-# ------------------------------------------------------------------------------------- case F3: no signal
+# ------------------------------------------------------------------------------------- no signal
 def shuffled(n: np.ndarray, k: np.ndarray, seed: int) -> np.ndarray:
     """The answers of every item dealt out among its observers again."""
     rng = np.random.default_rng(seed)

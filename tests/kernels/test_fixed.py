@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cbmm_spark.kernels.aggregate import ScaleSums, ScaleTask, add_fixed_block
+from cbmm_spark.kernels.block_items import solve_block
+from cbmm_spark.kernels.block_products import item_moments
 from cbmm_spark.kernels.cells import Block
+from cbmm_spark.kernels.exact import ExactResult, evaluate_block, exact_block
 from cbmm_spark.kernels.items import LARGEST_A, LARGEST_B
 from cbmm_spark.kernels.model import Ridge
 from cbmm_spark.kernels.nodes import make_nodes
-from cbmm_spark.kernels.passes import ExactResult, evaluate_block, exact_block, item_moments, solve_block
-from cbmm_spark.kernels.stage import ScaleSums, ScaleTask, add_fixed_block
 from tests.kernels.layouts import LAYOUTS, blocks_of, drawn
 
 RIDGE = Ridge(0.2, 0.25, 0.1)

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from cbmm_spark.history.states import States
+from cbmm_spark.kernels.aggregate import ScaleSums, ScaleTask, add_block, model_stage
 from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit, ScalePass, alternate, start_scale
-from cbmm_spark.kernels.cells import Block
+from cbmm_spark.kernels.cells import Block, columns
+from cbmm_spark.kernels.counts import Counts, count_block
 from cbmm_spark.kernels.dated_columns import Lives, Moment, seen_by
-from cbmm_spark.kernels.in_process import Penalty, fit_blocks
-from cbmm_spark.kernels.stage import Counts, ScaleSums, ScaleTask, add_block, columns, count_block, model_stage
+from cbmm_spark.kernels.in_process import fit_blocks
+from cbmm_spark.kernels.model import Penalty
 from tests.kernels.layouts import LAYOUTS, blocks_of, cells_of, drawn
 
 FEW = LoopOptions(tolerance=1e-8)
@@ -131,7 +133,7 @@ def test_nobody_is_seen_before_anything_was_evaluated() -> None:
 
 
 def fit_history(history: History, scales: dict[str, tuple[frozenset[str], int]]) -> dict[str, ScaleFit]:
-    """All dates in the same passes: what `fit.SparkBlocks` does, in this process."""
+    """All dates in the same passes: what `fit.spark_blocks.SparkBlocks` does, in this process."""
     blocks, lives = history.blocks(), history.states.lives()
     moments = {name: Moment(lives, date) for name, (_, date) in scales.items()}
     counts = {name: Counts.zeros(history.n_models) for name in scales}

@@ -1,4 +1,4 @@
-"""The item update against scipy's L-BFGS-B on single items, with every majorizer."""
+"""The item update against scipy's L-BFGS-B on single items."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from cbmm_spark.kernels.items import ItemProblem, solve_items
-
-MAJORIZERS = ("newton", "tight", "uniform")
 
 
 def value(problem: ItemProblem, j: int, x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -83,28 +81,20 @@ def test_parameters_and_not_only_the_objective_agree():
         np.testing.assert_allclose([found.a[j], found.b[j]], optimum(problem, j)[1], atol=2e-6)
 
 
-@pytest.mark.parametrize("majorizer", MAJORIZERS)
 @pytest.mark.parametrize("slope", [0.0, 1.0, 6.0])
-def test_every_majorizer_is_monotone_and_reaches_the_same_minimum(majorizer, slope):
+def test_repeats_never_raise_the_objective_and_end_at_the_minimum(slope):
     problem = problem_of(*answers(2, 8, 120, slope, observed=0.7), ridge_a=0.05, ridge_b=0.05)
     start = (np.full(8, 3.0), np.full(8, -4.0))
     path = np.array([
-        solve_items(problem, start, majorizer, 1e-9, max_repeats=r).objective for r in (0, 1, 2, 3, 5, 8, 20)
+        solve_items(problem, start, 1e-9, max_repeats=r).objective for r in (0, 1, 2, 3, 5, 8, 20)
     ])  # fmt: skip
     assert (np.diff(path, axis=0) <= 1e-12 * (1 + np.abs(path[:-1]))).all()
     assert (path[0] > path[-1]).all()
-    end = solve_items(problem, start, majorizer, 1e-9, max_repeats=20_000)
+    end = solve_items(problem, start, 1e-9, max_repeats=20_000)
     best = solve_items(problem, tolerance=1e-10)
     np.testing.assert_allclose(end.objective, best.objective, rtol=1e-11)
     np.testing.assert_allclose(end.a, best.a, atol=1e-5)
     np.testing.assert_allclose(end.b, best.b, atol=1e-5)
-
-
-def test_tighter_majorizers_need_fewer_repeats():
-    problem = problem_of(*answers(2, 8, 120, 1.5))
-    start = (np.full(8, 3.0), np.full(8, -4.0))
-    repeats = [solve_items(problem, start, m, 1e-6, max_repeats=20_000).repeats for m in MAJORIZERS]
-    assert repeats[0] < repeats[1] < repeats[2]
 
 
 def test_no_start_is_too_far():

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from cbmm_spark.kernels.alternation import LoopOptions, ScaleFit
-from cbmm_spark.kernels.in_process import Block, Penalty, fit_blocks, item_solution
-from cbmm_spark.kernels.stage import initial_abilities, warm_abilities
+from cbmm_spark.kernels.cells import Block
+from cbmm_spark.kernels.in_process import fit_blocks, item_solution
+from cbmm_spark.kernels.initial import initial_abilities, warm_abilities
+from cbmm_spark.kernels.model import Penalty
 from tests.kernels.layouts import LAYOUTS, blocks_of, cells_of, drawn
 from tests.oracles import OracleFit, fit_lbfgsb, load_matrix
 

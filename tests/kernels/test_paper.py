@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbmm_spark.kernels import reference
 from cbmm_spark.kernels.cells import Block
 from cbmm_spark.kernels.in_process import count_scales
+from cbmm_spark.kernels.initial import initial_abilities
 from cbmm_spark.kernels.model import Ridge
 from cbmm_spark.kernels.paper import PaperFit, PaperTask, run_paper, settled, sweep_blocks
-from cbmm_spark.kernels.stage import initial_abilities
+from tests import reference
 from tests.kernels.layouts import LAYOUTS, blocks_of, drawn
 
 NONE, SOME = Ridge(0.0, 0.0, 0.0), Ridge(0.3, 0.25, 0.1)

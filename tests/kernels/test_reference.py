@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbmm_spark.kernels import reference
-from cbmm_spark.kernels.reference import Parameters, Ridge
 from cbmm_spark.simulation.generator import draw_matrix
+from tests import reference
 from tests.oracles import fit_lbfgsb, load_matrix, standardise
+from tests.reference import Parameters, Ridge
 
 
 @st.composite

@@ -12,7 +12,7 @@ from cbmm_spark.kernels.statistics import (
     accuracy_loss,
     competition_ranks,
     constant_easiness,
-    item_errors,
+    item_variances,
     spearman,
     wilson,
 )
@@ -30,8 +30,8 @@ def hessian(f, x: np.ndarray, h: float = 1e-4) -> np.ndarray:
     return out
 
 
-def test_item_errors_are_those_of_the_numerical_hessian_on_the_published_scale():
-    """The likelihood as a function of the published (a, b): its inverse Hessian gives the squared errors."""
+def test_item_variances_are_those_of_the_numerical_hessian_on_the_published_scale():
+    """The likelihood as a function of the published (a, b): its inverse Hessian is their covariance."""
     rng = np.random.default_rng(0)
     sigma, gauge = 0.5, Gauge(0.7, 1.8)
     theta, a, b = rng.normal(1.0, 2.0, 300), 0.9, -0.4  # on the fit's scale, divided by sigma
@@ -39,7 +39,7 @@ def test_item_errors_are_those_of_the_numerical_hessian_on_the_published_scale()
     p = 1 / (1 + np.exp(-(a * theta + b)))
     w = p * (1 - p)
     curvature = tuple(np.array([v]) for v in ((w * theta**2).sum(), (w * theta).sum(), w.sum()))
-    errors = item_errors(curvature, np.array([a]), RIDGE, gauge, sigma)
+    var_a, cov, var_b = (float(x[0]) for x in item_variances(curvature, np.array([a]), RIDGE))
 
     def objective(x: np.ndarray) -> float:
         a2, b2 = x / sigma
@@ -49,16 +49,17 @@ def test_item_errors_are_those_of_the_numerical_hessian_on_the_published_scale()
         return float((np.logaddexp(0, z) - p * z).sum() + 0.5 * (RIDGE.discrimination * a1**2 + RIDGE.easiness * b1**2))
 
     shown = np.array(gauge.items(np.array(a), np.array(b))) * sigma
-    expected = np.sqrt(np.diag(np.linalg.inv(hessian(objective, shown))))
-    assert errors.discrimination[0] == pytest.approx(expected[0], rel=1e-4)
-    assert errors.easiness[0] == pytest.approx(expected[1], rel=1e-4)
+    to_published = sigma * np.array([[gauge.stretch, 0.0], [gauge.shift, 1.0]])  # `Gauge.items`, which is linear
+    found = to_published @ np.array([[var_a, cov], [cov, var_b]]) @ to_published.T
+    np.testing.assert_allclose(found, np.linalg.inv(hessian(objective, shown)), rtol=1e-3)
 
 
-def test_an_item_at_its_bound_has_a_one_dimensional_error():
+def test_an_item_at_its_bound_has_a_one_dimensional_variance():
     curvature = (np.array([50.0]), np.array([20.0]), np.array([40.0]))
-    errors = item_errors(curvature, np.array([0.0]), RIDGE, Gauge(0.4, 1.5), 2.0)
-    assert np.isnan(errors.discrimination[0])
-    assert errors.easiness[0] == pytest.approx(2.0 / np.sqrt(40.1))
+    var_a, cov, var_b = item_variances(curvature, np.array([0.0]), RIDGE)
+    assert np.isnan(var_a[0])
+    assert cov[0] == 0.0
+    assert var_b[0] == pytest.approx(1.0 / 40.1)
 
 
 def test_ability_errors():

@@ -10,11 +10,19 @@ import pytest
 
 from cbmm_spark.config.schema import IngestConfig, SourceConfig
 from cbmm_spark.night import sources
-from cbmm_spark.night.sources import LastIngest, Listing, decide, fingerprint, ingest_options, last_of_each, source_key
+from cbmm_spark.night.sources import (
+    LastIngest,
+    SourceContents,
+    decide_source,
+    fingerprint,
+    ingest_options,
+    last_of_each,
+    source_key,
+)
 
 SOURCE = SourceConfig("harness", "/in", format="lm-eval", benchmark="b")
 RULES = IngestConfig()
-FILES = {"/in": Listing("3 files", 3)}
+FILES = {"/in": SourceContents("3 files", 3)}
 SAME = fingerprint(SOURCE, RULES, {"/in": "3 files"})
 
 
@@ -23,7 +31,7 @@ def last(print_: str = SAME, read: int = 10, accepted: int = 10) -> LastIngest:
 
 
 def test_what_is_unchanged_since_its_last_ingest_is_left_alone() -> None:
-    decision = decide(SOURCE, RULES, FILES, last(), True)
+    decision = decide_source(SOURCE, RULES, FILES, last(), True)
     assert (decision.action, decision.reason) == ("skip", "unchanged since ingest i1")
     assert decision.fingerprint == SAME
 
@@ -32,15 +40,15 @@ def test_what_is_unchanged_since_its_last_ingest_is_left_alone() -> None:
     ("found", "known", "skip", "reason"),
     [
         (FILES, None, True, "not read before"),
-        ({"/in": Listing("4 files", 4)}, last(), True, "changed"),
+        ({"/in": SourceContents("4 files", 4)}, last(), True, "changed"),
         (FILES, last("other:print"), True, "changed"),
         (FILES, last(), False, "skip_unchanged is false"),
         (FILES, last(accepted=0), True, "found no response"),
-        ({"/in": Listing(None)}, last(), True, "not Delta"),
+        ({"/in": SourceContents(None)}, last(), True, "not Delta"),
     ],
 )
 def test_what_has_to_be_read(found: Any, known: LastIngest | None, skip: bool, reason: str) -> None:
-    decision = decide(SOURCE, RULES, found, known, skip)
+    decision = decide_source(SOURCE, RULES, found, known, skip)
     assert decision.action == "read"
     assert reason in decision.reason
 
@@ -66,27 +74,27 @@ def ingest_row(name: str, hour: int, print_: str | None, changed: int = 0) -> di
 )
 def test_what_a_later_ingest_may_have_overwritten_is_read_again(others: list[dict[str, Any]], action: str) -> None:
     found = last_of_each([ingest_row("mine", 2, SAME, changed=2), *others])
-    decision = decide(SOURCE, RULES, FILES, found[source_key(SOURCE)], True)
+    decision = decide_source(SOURCE, RULES, FILES, found[source_key(SOURCE)], True)
     assert decision.action == action, decision.reason
 
 
 def test_a_table_that_tells_nothing_has_no_fingerprint() -> None:
-    assert decide(SOURCE, RULES, {"/in": Listing(None)}, None, True).fingerprint is None
+    assert decide_source(SOURCE, RULES, {"/in": SourceContents(None)}, None, True).fingerprint is None
 
 
 def test_an_input_of_no_rows_at_all_is_not_read_every_night() -> None:
-    assert decide(SOURCE, RULES, FILES, last(read=0, accepted=0), True).action == "skip"
+    assert decide_source(SOURCE, RULES, FILES, last(read=0, accepted=0), True).action == "skip"
 
 
 def test_a_missing_input_is_a_failure_unless_it_is_optional() -> None:
     found = {"/in": None}
-    assert decide(SOURCE, RULES, found, last(), True).action == "failed"
-    assert decide(dataclasses.replace(SOURCE, optional=True), RULES, found, last(), True).action == "missing"
+    assert decide_source(SOURCE, RULES, found, last(), True).action == "failed"
+    assert decide_source(dataclasses.replace(SOURCE, optional=True), RULES, found, last(), True).action == "missing"
 
 
 def test_a_missing_list_of_items_or_mapping_is_a_failure_even_of_an_optional_source() -> None:
     source = dataclasses.replace(SOURCE, optional=True, items="/items")
-    decision = decide(source, RULES, {**FILES, "/items": None}, None, True)
+    decision = decide_source(source, RULES, {**FILES, "/items": None}, None, True)
     assert decision.action == "failed"
     assert "/items does not exist" in decision.reason
 

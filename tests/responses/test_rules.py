@@ -229,7 +229,7 @@ def test_the_first_fault_is_named_and_all_reasons_are_listed() -> None:
     assert set(reasons) | set(REFUSED.values()) <= set(REASONS)
 
 
-# ------------------------------------------------------------------------------------- case R7: statuses
+# ------------------------------------------------------------------------------------- statuses
 def test_a_status_is_what_configuration_says() -> None:
     words = ["resolved", "Resolved ", "UNRESOLVED", "passed", "failed", "timeout", "empty", "error", "incomplete"]
     rows = judge("score_raw", words)
@@ -244,7 +244,7 @@ def test_a_status_may_be_declared_otherwise() -> None:
     assert [row["reason"] for row in rows] == [None] * 5 + ["unreadable_score"]
 
 
-# ------------------------------------------------------------------------------------- case R2: full scores
+# ------------------------------------------------------------------------------------- full scores
 @pytest.mark.parametrize("declared", [{"b": 100.0}, {"*": 100.0, "other": 1.0}, {"b": 100.0, "*": 1.0}])
 def test_a_declared_full_score_divides(declared: dict[str, float]) -> None:
     rows = judge("score_raw", ["100", "0", "50", "101", "1"], IngestConfig(full_score=declared))

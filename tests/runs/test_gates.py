@@ -10,7 +10,7 @@ import pytest
 
 from cbmm_spark.config.schema import GateActions, GatesConfig
 from cbmm_spark.errors import GateError
-from cbmm_spark.runs.gates import Comparison, Movement, ScaleSummary, drop, judge
+from cbmm_spark.runs.gates import Comparison, Movement, ScaleSummary, drop, verdict_of
 from cbmm_spark.runs.table import Run
 
 NIGHT = ScaleSummary(models=100, items=1000, responses=90_000, coverage=0.9)
@@ -22,7 +22,7 @@ def compared(tonight: ScaleSummary = NIGHT, moved: int = 0) -> Comparison:
 
 
 def gates(comparison: Comparison, config: GatesConfig | None = None) -> list[str]:
-    return [finding.gate for finding in judge(comparison, config or GatesConfig()).findings]
+    return [finding.gate for finding in verdict_of(comparison, config or GatesConfig()).findings]
 
 
 CROSSED = {
@@ -45,20 +45,20 @@ AT_THE_LIMIT = {
 @pytest.mark.parametrize("gate", CROSSED)
 def test_each_gate_fails_alone_and_does_what_it_is_told(gate: str) -> None:
     assert gates(CROSSED[gate]) == [gate]
-    verdict = judge(CROSSED[gate], GatesConfig())
+    verdict = verdict_of(CROSSED[gate], GatesConfig())
     with pytest.raises(GateError, match=f"gate {gate}: .*`cbmm-spark rescore --accept-gates`") as caught:
         verdict.enforce()
     assert caught.value.exit_code == 4
     assert "\n" not in str(caught.value)
     assert verdict.warnings == []
-    accepted = judge(CROSSED[gate], GatesConfig(), accepted=True)
+    accepted = verdict_of(CROSSED[gate], GatesConfig(), accepted=True)
     accepted.enforce()
     assert len(accepted.warnings) == 1
     assert json.loads(accepted.as_json())["accepted"]
-    warning = judge(CROSSED[gate], GatesConfig(actions=GateActions(**{gate: "warn"})))
+    warning = verdict_of(CROSSED[gate], GatesConfig(actions=GateActions(**{gate: "warn"})))
     warning.enforce()
     assert [gate in sentence for sentence in warning.warnings] == [True]
-    ignored = judge(CROSSED[gate], GatesConfig(actions=GateActions(**{gate: "ignore"})))
+    ignored = verdict_of(CROSSED[gate], GatesConfig(actions=GateActions(**{gate: "ignore"})))
     assert ignored.findings == ()
 
 
@@ -80,7 +80,7 @@ def test_growth_and_new_scales_pass() -> None:
 
 
 def test_without_an_earlier_night_only_tonight_is_looked_at() -> None:
-    first = judge(Comparison({"overall": NIGHT}), GatesConfig())
+    first = verdict_of(Comparison({"overall": NIGHT}), GatesConfig())
     assert first.findings == ()
     facts = json.loads(first.as_json())
     assert facts["compared_with"] is None
@@ -94,7 +94,7 @@ def test_facts_name_the_scale_of_the_largest_figure() -> None:
         {"a": NIGHT, "b": replace(NIGHT, models=80)}, {"a": NIGHT, "b": NIGHT},
         {"a": Movement(10, 1, True), "b": Movement(0, 0, True)}, EARLIER,
     )  # fmt: skip
-    facts = judge(nights, GatesConfig()).facts()
+    facts = verdict_of(nights, GatesConfig()).facts()
     assert facts["compared_with"] == "before"
     assert facts["largest"]["drop_models"] == {"value": 0.2, "scale": "b"}
     assert facts["largest"]["moved"] == {"value": 0.1, "scale": "a"}
@@ -103,7 +103,7 @@ def test_facts_name_the_scale_of_the_largest_figure() -> None:
 
 def test_many_findings_are_counted_not_dropped() -> None:
     few = {f"s{i}": replace(NIGHT, models=10) for i in range(5)}
-    verdict = judge(Comparison(few, dict.fromkeys(few, NIGHT), {}, EARLIER), GatesConfig())
+    verdict = verdict_of(Comparison(few, dict.fromkeys(few, NIGHT), {}, EARLIER), GatesConfig())
     with pytest.raises(GateError, match=r"and 2 more"):
         verdict.enforce()
     assert len(json.loads(verdict.as_json())["findings"]) == 5

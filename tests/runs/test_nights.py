@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from cbmm_spark.config.schema import RetentionConfig
 from cbmm_spark.runs import publish as publishing
 from cbmm_spark.runs.claims import start_runs
-from cbmm_spark.runs.gates import Movement, compare
+from cbmm_spark.runs.gates import Movement, compare_runs
 from cbmm_spark.runs.publish import finish_runs, publish_runs, published_abilities, write_all_results
 from cbmm_spark.runs.table import RunKey
 from cbmm_spark.tables import SPECS, Warehouse
@@ -66,9 +66,9 @@ def test_a_comparison_of_two_nights(warehouse: Warehouse) -> None:
     item = full_row("item_parameters", run_id="before", scored_on=earlier.scored_on)
     write(warehouse, "item_parameters", [earlier], [item])
     write(warehouse, "run_scales", keys, facts)
-    assert compare(warehouse, tonight, 3.0).earlier_run is None
+    assert compare_runs(warehouse, tonight, 3.0).earlier_run is None
     publish_runs(warehouse, [earlier])
-    found = compare(warehouse, tonight, 3.0)
+    found = compare_runs(warehouse, tonight, 3.0)
     assert found.earlier_run is not None
     assert found.earlier_run.run_id == "before"
     stretch = moved.std() / start.std()

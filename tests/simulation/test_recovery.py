@@ -22,7 +22,7 @@ def _regauged(point, m: float, c: float):
 
 def test_the_gauge_does_not_matter():
     truth = _truth()
-    found = recovery.compare(_regauged(truth, 3.0, 0.2), truth)
+    found = recovery.compare_with_truth(_regauged(truth, 3.0, 0.2), truth)
     assert found.theta.rmse == pytest.approx(0.0, abs=1e-12)
     assert found.a.rmse == pytest.approx(0.0, abs=1e-12)
     assert found.b.rmse == pytest.approx(0.0, abs=1e-12)
@@ -34,8 +34,8 @@ def test_errors_are_measured_in_standard_deviations_of_the_truth():
     rng = np.random.default_rng(1)
     theta, a, b = _truth()
     noisy = theta + 0.3 * rng.normal(size=len(theta)), a, b
-    plain = recovery.compare(noisy, (theta, a, b))
-    moved = recovery.compare(_regauged(noisy, -1.0, 7.0), _regauged((theta, a, b), 2.0, 0.5))
+    plain = recovery.compare_with_truth(noisy, (theta, a, b))
+    moved = recovery.compare_with_truth(_regauged(noisy, -1.0, 7.0), _regauged((theta, a, b), 2.0, 0.5))
     np.testing.assert_allclose(np.concatenate(plain[:3]), np.concatenate(moved[:3]), atol=1e-10)
     standard = [(v - v.mean()) / v.std() for v in (noisy[0], theta)]
     assert plain.theta.rmse == pytest.approx(np.sqrt(np.mean((standard[0] - standard[1]) ** 2)))
@@ -52,11 +52,11 @@ def test_models_without_a_finite_estimate_and_items_left_out_do_not_count():
     wrong = a.copy()
     wrong[0] = 50.0
     items = np.arange(len(a)) > 0
-    found = recovery.compare((broken, wrong, b), (theta, a, b), items=items)
+    found = recovery.compare_with_truth((broken, wrong, b), (theta, a, b), items=items)
     assert (found.theta.n, found.a.n) == (len(theta) - 1, len(a) - 1)
     assert found.theta.rmse == pytest.approx(0.0, abs=1e-12)
     assert found.probability_rmse == pytest.approx(0.0, abs=1e-12)
-    assert recovery.compare((broken, wrong, b), (theta, a, b)).a.rmse > 5
+    assert recovery.compare_with_truth((broken, wrong, b), (theta, a, b)).a.rmse > 5
 
 
 def test_vectors_without_spread_or_entries_have_no_correlation():
@@ -67,7 +67,7 @@ def test_vectors_without_spread_or_entries_have_no_correlation():
     with pytest.raises(ValueError, match="do not differ"):
         recovery.standardise(np.ones(3), np.ones(2), np.ones(2))
     with pytest.raises(ValueError, match="shape"):
-        recovery.compare(_truth(), (np.ones(3), *_truth()[1:]))
+        recovery.compare_with_truth(_truth(), (np.ones(3), *_truth()[1:]))
 
 
 def test_accuracy_is_ranked_over_the_models_that_answered():

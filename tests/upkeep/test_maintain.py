@@ -75,7 +75,7 @@ def test_files_are_bounded_over_nights_and_no_row_changes(warehouse: Warehouse) 
     # Without upkeep they grow with the nights: this is what the command is for.
     assert before["run_scales"].total() >= NIGHTS
     assert before["run_iterations"].total() >= NIGHTS
-    # A fit that pinned a version before reads it to its end (case N7): VACUUM keeps seven days.
+    # A fit that pinned a version before reads it to its end: VACUUM keeps seven days.
     for name, version in pinned.items():
         assert warehouse.read(name, version).count() == rows_before[name][0], name
     # Packing goes by the version of responses: taking files away is none.

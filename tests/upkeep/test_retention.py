@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbmm_spark.config.schema import RetentionConfig
-from cbmm_spark.upkeep.retention import Kept, plan
+from cbmm_spark.upkeep.retention import StoredRun, plan
 
 FIRST = dt.date(2025, 1, 1)
 ALL = RetentionConfig(keep_nights=0, keep_monthly=0, keep_saved_nights=10_000, keep_failed_days=10_000)
 
 
-def night(number: int, status: str = "published", seen: int | None = None) -> Kept:
+def night(number: int, status: str = "published", seen: int | None = None) -> StoredRun:
     day = FIRST + dt.timedelta(days=number)
-    return Kept(f"r{number:04d}", day, status, FIRST + dt.timedelta(days=number if seen is None else seen))
+    return StoredRun(f"r{number:04d}", day, status, FIRST + dt.timedelta(days=number if seen is None else seen))
 
 
-def kept(runs: list[Kept], policy: RetentionConfig, references: dict[str, set[str]] | None = None) -> list[str]:
+def kept(runs: list[StoredRun], policy: RetentionConfig, references: dict[str, set[str]] | None = None) -> list[str]:
     gone = plan(runs, references or {}, policy, FIRST + dt.timedelta(days=400)).nights
     return [run.run_id for run in runs if run.run_id not in gone]
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from cbmm_spark.kernels.aggregate import ScaleSums, ScaleTask, add_block
+from cbmm_spark.kernels.block_items import solve_block
+from cbmm_spark.kernels.block_products import ScaleView, ability_tables, item_moments
+from cbmm_spark.kernels.exact import evaluate_block, exact_block
 from cbmm_spark.kernels.model import Ridge
 from cbmm_spark.kernels.nodes import make_nodes, weight_matrix
-from cbmm_spark.kernels.passes import ScaleView, ability_tables, evaluate_block, exact_block, item_moments, solve_block
-from cbmm_spark.kernels.stage import ScaleSums, ScaleTask, add_block
 from tests.kernels.layouts import LAYOUTS, cells_of, drawn
 
 RIDGE = Ridge(0.3, 0.25, 0.1)

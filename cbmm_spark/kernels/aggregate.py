@@ -1,7 +1,7 @@
 """What one partition of item blocks contributes to an iteration, and what a partition of models makes of it.
 
 A pass takes theta and returns, for every scale, sums over items (tables, scores, exact gradients) plus a few totals.
-It is the same code in one process and in a Spark worker; `fit` moves the sums, this module computes them.
+It is the same code in one process and in a Spark worker: `fit.spark_blocks` moves the sums, this module computes them.
 """
 
 from __future__ import annotations
@@ -12,55 +12,23 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cbmm_spark.kernels.abilities import interpolate, newton_abilities, solve_from_table
-from cbmm_spark.kernels.cells import F32, Block, Cells, CountCells, DenseCells, SparseCells, Workspace, weighted_count
-from cbmm_spark.kernels.components import block_groups, join_labels, merge_labels
+from cbmm_spark.kernels.block_items import solve_block
+from cbmm_spark.kernels.block_products import ScaleView, ability_tables, item_moments
+from cbmm_spark.kernels.cells import F32, Block, Cells, ItemKey, columns
+from cbmm_spark.kernels.exact import ITEM_TOLERANCE, ExactResult, evaluate_block, exact_block
 from cbmm_spark.kernels.items import LARGEST_THETA, Box, ItemSolution
-from cbmm_spark.kernels.model import F64, Ridge, standard_gauge
+from cbmm_spark.kernels.model import F64, Index, Items, Ridge
 from cbmm_spark.kernels.nodes import Nodes, weight_matrix
-from cbmm_spark.kernels.passes import (
-    ITEM_PIECE,
-    ITEM_TOLERANCE,
-    MODEL_PIECE,
-    ExactResult,
-    ScaleView,
-    ability_tables,
-    evaluate_block,
-    exact_block,
-    item_moments,
-    joined,
-    pieces,
-    solve_block,
-    split_exact,
-)
 
 Mode = Literal["nodes", "exact", "late", "fixed"]
 """``nodes``: items and tables on the nodes. ``exact``: items on their own cells, tables corrected by exact gradients.
 ``late``: items on their own cells, models by Newton steps from exact sums; no table at all.
 ``fixed``: as ``late`` with the items given instead of solved."""
 
-ItemKey = tuple[str, int]
-"""Benchmark, and number of a block's first item."""
-
-Items = tuple[F64, F64]
-"""Discrimination and easiness of a block's items, divided by sigma."""
-
-Index = NDArray[np.int64]
-
 EXACT_RESIDUAL = 1e-6
 """Residual, in standard errors, to which items are solved on the nodes before they go on on their own cells."""
-
-WARM_MODELS = 3
-"""Models with an earlier ability from which on a start from them makes sense."""
-
-WARM_SPREAD, WARM_CORRELATION = (0.02, 50.0), 0.3
-"""Standard deviations of earlier abilities, in the gauge of a fit, and their least correlation with accuracy, from
-which a fit may start: outside of them the earlier run was of another configuration, or had collapsed."""
-
-LEAST_SPREAD = 1e-9
-"""Spread of the start below which all models count as alike."""
 
 
 @dataclass(frozen=True)
@@ -193,13 +161,6 @@ class ScaleSums:
         self.totals.add(other.totals)
 
 
-def columns(models: Index) -> Index | slice:
-    """Return a slice where the models are consecutive numbers: slices copy nothing."""
-    if models.size and models[-1] - models[0] + 1 == models.size and (np.diff(models) == 1).all():
-        return slice(int(models[0]), int(models[-1]) + 1)
-    return models
-
-
 def add_block(cells: Cells, models: Index, tasks: Sequence[ScaleTask], sums: Mapping[str, ScaleSums]) -> None:
     """Add one item block to the sums of every scale it belongs to.
 
@@ -321,170 +282,3 @@ def model_stage(task: ScaleTask, theta: F64, sums: ScaleSums) -> ModelResult:
     tabulated, _ = interpolate(task.nodes, sums.table, theta)
     update = solve_from_table(task.nodes, sums.table, sums.score, ridge, sums.gradient + sums.score - tabulated)
     return ModelResult(np.clip(update.theta, -bound, bound), sums.information, residual)
-
-
-# ------------------------------------------------------------------------------------------------ counts
-@dataclass
-class Counts:
-    """Per-model counts of one scale, of shape (M,) for all models or (N,) for its own, and totals over items.
-
-    Attributes
-    ----------
-    attempts, successes
-        Sum of n and k.
-    items
-        Number of items with at least one attempt.
-    easiness
-        Sum over attempts of the items' smoothed log-odds: what an average model would have earned.
-    labels
-        For every model the smallest position of a model connected with it through items, int64.
-    expected, variance
-        Mean and variance of the successes if all models were alike: sums of n p and n^2 p (1 - p), p the items' shares.
-    n_items
-        Items with at least one response.
-    cells
-        Observed cells.
-    """
-
-    attempts: F64
-    successes: F64
-    items: F64
-    easiness: F64
-    labels: Index
-    expected: F64
-    variance: F64
-    n_items: int = 0
-    cells: int = 0
-
-    @classmethod
-    def zeros(cls, size: int) -> Counts:
-        """Return empty counts."""
-        attempts, successes, items, easiness, expected, variance = np.zeros((6, size))
-        return cls(attempts, successes, items, easiness, np.arange(size), expected, variance)
-
-    @property
-    def sums(self) -> list[F64]:
-        """The counts that add up over blocks, in a fixed order."""
-        return [self.attempts, self.successes, self.items, self.easiness, self.expected, self.variance]
-
-    def of(self, models: Index) -> Counts:
-        """Return the counts of some models only."""
-        return Counts(
-            self.attempts[models], self.successes[models], self.items[models], self.easiness[models],
-            self.labels[models], self.expected[models], self.variance[models], self.n_items, self.cells,
-        )  # fmt: skip
-
-    def add(self, other: Counts) -> None:
-        """Add another partition's counts."""
-        for own, more in zip(self.sums, other.sums, strict=True):
-            own += more
-        self.labels = merge_labels([self.labels, other.labels])
-        self.n_items += other.n_items
-        self.cells += other.cells
-
-
-def count_block(cells: Cells, models: Index, out: Counts) -> None:
-    """Add one block's counts."""
-    where = columns(models)
-    share = (cells.successes + 0.5) / (cells.attempts + 1.0)
-    odds = np.log(share) - np.log1p(-share)
-    p = cells.successes / np.maximum(cells.attempts, 1.0)
-    out.n_items += int(np.count_nonzero(cells.observers))
-    out.cells += int(cells.observers.sum())
-    out.labels = join_labels(out.labels, models, block_groups(cells))
-    per_attempt = np.stack([np.ones_like(p), odds, p, p * (1.0 - p)])
-    counted = _count_sparse(cells, per_attempt) if isinstance(cells, SparseCells) else _count_dense(cells, per_attempt)
-    for total, more in zip(out.sums, counted, strict=True):
-        total[where] += more
-
-
-def _count_sparse(cells: SparseCells, per_attempt: F64) -> list[F64]:
-    """Return the terms of `Counts.sums` of one block, from what an attempt at each item counts, shape (4, n_items)."""
-    n, item = cells.n, cells.item
-
-    def by_model(value: F64) -> F64:
-        return weighted_count(cells.indices, value, cells.n_models)
-
-    items = np.bincount(cells.indices, minlength=cells.n_models).astype(np.float64)
-    attempts, easiness, expected = (by_model(n * per_attempt[row][item]) for row in range(3))
-    variance = by_model(n * n * per_attempt[3][item])
-    return [attempts, by_model(cells.k), items, easiness, expected, variance]
-
-
-def _count_dense(cells: DenseCells, per_attempt: F64) -> list[F64]:
-    """See `_count_sparse`."""
-    size, memory = cells.n_models, Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
-    split = np.concatenate([split_exact(row, ITEM_PIECE) for row in per_attempt], axis=1)
-    successes, squares, sums = np.zeros(size), np.zeros(size), np.zeros((size, split.shape[1]))
-    for items in pieces(cells.n_items, ITEM_PIECE):
-        for span in pieces(size, MODEL_PIECE):
-            if not cells.is_complete:
-                n = cells.attempts_of(items, span, memory)
-                sums[span] += n.T @ split[items]
-                if not cells.is_binary:
-                    squares[span] += (n * n).T @ per_attempt[3, items]
-            if isinstance(cells, CountCells):
-                successes[span] += cells.successes_at(items, span).sum(axis=0)
-            else:
-                successes[span] += cells.successes_of(items, span, memory).sum(axis=0, dtype=np.float64)
-    if cells.is_complete:
-        attempts, easiness, expected, variance = np.repeat(per_attempt.sum(axis=1)[:, None], size, axis=1)
-    else:
-        attempts, easiness, expected, variance = (joined(sums, row) for row in range(4))
-    if not cells.is_binary:
-        return [attempts, successes, _items_answered(cells), easiness, expected, squares]
-    return [attempts, successes, attempts, easiness, expected, variance]
-
-
-def _items_answered(cells: DenseCells) -> F64:
-    """Return for every model the number of items with at least one attempt."""
-    answered = np.zeros(cells.n_models)
-    memory = Workspace(ITEM_PIECE * (MODEL_PIECE + 8))
-    for items in pieces(cells.n_items, ITEM_PIECE):
-        for span in pieces(cells.n_models, MODEL_PIECE):
-            answered[span] += np.count_nonzero(cells.attempts_of(items, span, memory), axis=0)
-    return answered
-
-
-def initial_abilities(counts: Counts) -> F64:
-    """Return the start: standardised log-odds of smoothed accuracy, less the mean easiness of the items answered.
-
-    Source: method.md section 3, "Initial theta".
-    """
-    share = (counts.successes + 0.5) / (counts.attempts + 1.0)
-    raw = np.log(share) - np.log1p(-share) - counts.easiness / np.maximum(counts.attempts, 1.0)
-    if raw.size > 1 and raw.std() <= LEAST_SPREAD:
-        # Abilities that are all alike are a saddle, which no step leaves: any direction is better than none.
-        raw = np.random.default_rng(raw.size).standard_normal(raw.size)
-    return standard_gauge(raw).abilities(raw)
-
-
-def warm_abilities(counts: Counts, known: F64) -> F64:
-    """Return the start from abilities of an earlier fit; models it did not have are placed by their accuracy.
-
-    Parameters
-    ----------
-    counts
-        Of the scale's models, shape (N,).
-    known
-        Their earlier abilities, NaN where there is none.
-
-    Returns
-    -------
-    ndarray
-        On the scale of the earlier fit: what the new models' accuracies mean there is told by a line through the
-        models of both. Where fewer than `WARM_MODELS` are known, their abilities have collapsed to one point or run
-        away, or they agree too little with accuracy (`WARM_CORRELATION`), the start from accuracy.
-    """
-    cold = initial_abilities(counts)
-    old = np.isfinite(known)
-    if np.count_nonzero(old) < WARM_MODELS or np.ptp(cold[old]) <= LEAST_SPREAD:
-        return cold
-    low, high = WARM_SPREAD
-    spread = float(known[old].std())
-    if not low <= spread <= high or abs(float(known[old].mean())) > high:
-        return cold
-    if float(np.corrcoef(cold[old], known[old])[0, 1]) < WARM_CORRELATION:
-        return cold
-    slope, origin = np.polyfit(cold[old], known[old], 1)
-    return np.where(old, known, slope * cold + origin)
