@@ -2,8 +2,8 @@
 
 A reader of this kind is two things. On the driver it lists the files of its input, looks at a few of them and cuts them
 into parts (`Scan`). On any machine it turns one part into `Rows`, with PyArrow and NumPy alone. No value is judged
-here: ids are literal text, scores, dates and attempts keep the type they were stored with. `ingest.rules` is the only
-place that judges them, whether Spark runs it or one process does.
+here: ids are literal text, scores, dates and attempts keep the type they were stored with. `responses.rules` alone
+judges them, whether Spark runs it or one process does.
 """
 
 from __future__ import annotations
