@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from cbmm_spark.config.load import replace_section
 from cbmm_spark.config.schema import Config, RescoreConfig, SolverConfig
-from cbmm_spark.errors import ConfigError, InputError, NotConvergedError
+from cbmm_spark.errors import CbmmError, ConfigError, InputError, NotConvergedError
 from cbmm_spark.fit.chunks import SUMS_SCHEMA
 from cbmm_spark.fit.scales import Scales
 from cbmm_spark.fit.spark_blocks import (
@@ -355,13 +355,32 @@ def score_tiles(
 
 
 def _assembled(tasks: Sequence[FrozenTask], chunks: Sequence[slice], table: pa.Table) -> dict[str, FrozenResult]:
-    """Put the chunks' results together. A model that no tile holds has no attempts, and is left out later."""
+    """Put the chunks' results together. A model that no tile holds has no attempts, and is left out later.
+
+    Raises
+    ------
+    CbmmError
+        If a chunk is there on some of the scales only, or twice: all scales of a chunk are solved at one place.
+    """
+    rows = table.to_pylist()  # a row is a chunk of models
+    there = {(row["scale"], row["chunk"]) for row in rows}
+    lost = sorted({(task.name, number) for task in tasks for _, number in there} - there)
+    if lost or len(there) < len(rows):
+        told = "a part came twice"
+        if lost:
+            scale, number = lost[0]
+            told = f"models {chunks[number].start + 1:,} to {chunks[number].stop:,} of scale {scale} are missing"
+            told += f", and {len(lost) - 1:,} more such parts" if len(lost) > 1 else ""
+        raise CbmmError(
+            f"abilities from fixed items did not arrive whole: {told}. Nothing was made of them. Run the command "
+            "again; if this comes back, it is a fault of cbmm-spark: please report it with Spark's log"
+        )
     results = {}
     for task in tasks:
         counted = COUNTED + task.n_components
         whole = np.zeros((counted + 3, task.models.size))
         loss, passes = 0.0, 0
-        mine = [row for row in table.to_pylist() if row["scale"] == task.name]  # a row is a chunk of models
+        mine = [row for row in rows if row["scale"] == task.name]
         for row in sorted(mine, key=lambda row: row["chunk"]):
             values = np.frombuffer(row["payload"], dtype="<f8")
             span = chunks[row["chunk"]]
