@@ -13,6 +13,7 @@ from typing import Any
 
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from pyspark.sql.types import StructType
@@ -78,8 +79,8 @@ def delta_log(spark: SparkSession, place: str, by_name: bool) -> Any | None:
         # Delta remembers a log: of a table whose folder is gone it would go on telling what was.
         folder = log.logPath()
         return log if folder.getFileSystem(log.newDeltaHadoopConf()).exists(folder) else None
-    except (Py4JError, TypeError):  # TypeError: a package where a class is looked for
-        return None
+    except (Py4JError, TypeError, PySparkException):  # TypeError: a package where a class is looked for
+        return None  # a catalog that lacks the table says so with an error; whoever reads it is told then
 
 
 def snapshot_of(spark: SparkSession, log: Any) -> TableSnapshot | None:

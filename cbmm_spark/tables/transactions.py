@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 from cbmm_spark.tables.warehouse import Warehouse
@@ -25,8 +26,8 @@ def last_number(warehouse: Warehouse, name: str, application: str) -> int:
 
 def was_committed(warehouse: Warehouse, name: str, key: str, value: str, commits: int = 20) -> bool:
     """Whether one of the last commits to a table has a value in its note."""
-    rows = warehouse.delta(name).history(commits).select("userMetadata").collect()
-    return any(_note(row["userMetadata"]).get(key) == value for row in rows)
+    last = itertools.islice(warehouse.commits(name), commits)
+    return any(_note(commit.note).get(key) == value for commit in last)
 
 
 def _note(text: str | None) -> dict[str, object]:
