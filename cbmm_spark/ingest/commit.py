@@ -32,7 +32,6 @@ from cbmm_spark.ingest.bring_together import (
     TOGETHER,
     Stored,
     bring_together,
-    item_dates,
     merged_dates,
 )
 from cbmm_spark.ingest.buckets import bucket_of_benchmark
@@ -41,8 +40,7 @@ from cbmm_spark.ingest.known import Known, dated, known_names, read_again
 from cbmm_spark.ingest.numbering import ITEMS, MODELS, number_new, widen
 from cbmm_spark.responses.batch import Batch
 from cbmm_spark.responses.encode import unpack_numbers, unpack_scores
-from cbmm_spark.responses.reconcile import BECAME, CORRECTED, REDATED
-from cbmm_spark.responses.rules import NO_DATE
+from cbmm_spark.responses.reconcile import BECAME, CORRECTED
 from cbmm_spark.spark.scoped import persisted, session_settings
 from cbmm_spark.tables import BENCHMARK_BUCKETS, SPECS, Warehouse, with_commit_retry
 from cbmm_spark.tables.transactions import last_number, was_committed
@@ -63,11 +61,9 @@ _ITEMS_TO_BROADCAST = 1_000_000  # names of items, about 100 bytes each, that an
 
 _FLAT = pa.schema(
     [("model_key", pa.int32()), ("item_key", pa.int32()), ("source_key", pa.int32()), ("attempt", pa.int32()),
-     ("score", pa.float64()), ("evaluated_at", pa.timestamp("us", "UTC")), ("is_new", pa.bool_())]
+     ("score", pa.float64()), ("evaluated_at", pa.timestamp("us", "UTC"))]
 )  # fmt: skip
-_FLAT_SPARK = (
-    "model_key int, item_key int, source_key int, attempt int, score double, evaluated_at timestamp, is_new boolean"
-)
+_FLAT_SPARK = "model_key int, item_key int, source_key int, attempt int, score double, evaluated_at timestamp"
 
 
 @dataclass(frozen=True)
@@ -300,7 +296,7 @@ class _Commit:
         return read_again(self.warehouse, self.batch, known, numbered)
 
     def _rows(self, rows: DataFrame, known: Known, tasks: int) -> DataFrame:
-        """The rows of `responses` that are to be written, with `is_new`."""
+        """The rows of `responses` that are to be written."""
         spark, batch = self.warehouse.spark, self.batch
         flatten = _Flatten(
             {name: at for at, name in enumerate(batch.models)},
@@ -439,7 +435,6 @@ class _Flatten:
         sources = unpack_numbers(row["sources"], n)
         distinct, at = np.unique(sources, return_inverse=True)
         keys = np.array([self.source_key[hashed] for hashed in distinct.tolist()], dtype=np.int32)[at]
-        became = unpack_numbers(row["became"], n)
         columns = (
             np.full(n, self.model_key[row["name"]], dtype=np.int32),
             item,
@@ -447,18 +442,16 @@ class _Flatten:
             (places & ((1 << 31) - 1)).astype(np.int32),
             unpack_scores(row["scores"], n),
             unpack_numbers(row["dates"], n),
-            (became != CORRECTED) & (became != REDATED),
         )
         return tuple(column[order] for column in columns)
 
 
 def _flat(held: Sequence[tuple[npt.NDArray[Any], ...]]) -> pa.RecordBatch:
     columns = [np.concatenate(parts) for parts in zip(*held, strict=True)]
-    *numbers, score, date, is_new = columns
+    *numbers, score, date = columns
     arrays = [pa.array(column) for column in numbers]
     arrays.append(pa.array(score, mask=np.isnan(score)))
     arrays.append(dated(date))
-    arrays.append(pa.array(is_new))
     return pa.RecordBatch.from_arrays(arrays, schema=_FLAT)
 
 
@@ -471,4 +464,4 @@ def _shown(score: float) -> str:
     return "no verdict" if np.isnan(score) else f"{score:g}"
 
 
-__all__ = ["APPLICATION", "NO_DATE", "Outcome", "commit_batch", "item_dates", "key_in_words", "merge_settings"]
+__all__ = ["APPLICATION", "Outcome", "commit_batch", "key_in_words", "merge_settings"]
